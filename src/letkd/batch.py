@@ -1,0 +1,33 @@
+"""One step's data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from letkd.errors import DataError
+
+
+@dataclass
+class Batch:
+    """Images `x [b 3 H W]`, labels `y [b]`, dataset indices `index [b]` where they are known, `epoch` counted from 1."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor | None = None
+    epoch: int = 1
+
+    @classmethod
+    def of(cls, item: Any) -> "Batch":
+        """A batch from what loaders usually yield: a `Batch`, `(x, y)` or `(x, y, index)`."""
+        if isinstance(item, Batch):
+            return item
+        if isinstance(item, Sequence) and len(item) in (2, 3) and all(isinstance(part, Tensor) for part in item):
+            return cls(*item)
+        raise DataError(f"a loader must yield (x, y), (x, y, index) or letkd.Batch, with tensors inside; it gave a {type(item).__name__}")
+
+    def to(self, device: torch.device | str) -> "Batch":
+        index = None if self.index is None else self.index.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), index=index)

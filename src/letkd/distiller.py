@@ -1,0 +1,236 @@
+"""Distiller: a student, a frozen teacher and methods make one loss."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from letkd.batch import Batch
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
+from letkd.methods.base import Fitting, Method, Side, View, need_equal_classes
+from letkd.progress import bar, say, track
+from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
+from letkd.taps import Tap, Taps, as_logits
+
+__all__ = ["Batch", "Distiller", "Step"]
+
+
+@dataclass
+class Step:
+    """What one forward gives: the weighted loss, the unweighted terms by name, and the student's logits."""
+
+    loss: Tensor
+    terms: dict[str, Tensor]
+    logits: Tensor
+
+
+class Distiller(nn.Module):
+    """Student, teacher and methods as one module: `forward(batch) -> Step`.
+
+        L(θ_s) = L_CE + Σ λ L_KD                                                                     (3.2)
+
+    Args:
+        student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
+        teacher: likewise; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
+        methods: one method or a list of them; none for plain CE.
+        weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
+        student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
+        example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
+        checks: look at every step's labels and loss and stop at the first that is wrong.
+
+    The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module | None = None,
+        methods: Method | Sequence[Method] = (),
+        *,
+        weights: Mapping[str, float] | None = None,
+        student_taps: Mapping[str, Tap | str] | None = None,
+        teacher_taps: Mapping[str, Tap | str] | None = None,
+        example: Tensor | None = None,
+        checks: bool = True,
+    ):
+        super().__init__()
+        methods = [methods] if isinstance(methods, Method) else list(methods)
+        if methods and teacher is None:
+            raise LetkdError(f"{', '.join(m.name for m in methods)} needs a teacher and none was given")
+        if teacher is student:
+            raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
+        self.student = student
+        self.methods = nn.ModuleList(methods)
+        self.weights = dict(weights or {})
+        self.checks = checks
+        # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
+        self._frozen: tuple[nn.Module, ...] = ()
+        self._student_reads, self._teacher_reads = Taps(student, {}), None
+        if teacher is not None:
+            self._frozen = (teacher.eval().requires_grad_(False),)
+            self._build(methods, teacher, student_taps, teacher_taps, example)
+
+    def _build(
+        self,
+        methods: list[Method],
+        teacher: nn.Module,
+        student_taps: Mapping[str, Tap | str] | None,
+        teacher_taps: Mapping[str, Tap | str] | None,
+        example: Tensor | None,
+    ) -> None:
+        if example is None:
+            example = _example_for(self.student, teacher)
+        here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
+        there = Side(teacher, teacher_taps, example.to(_device(teacher)), who="teacher")
+        need_equal_classes(here, there)
+        try:
+            for method in methods:
+                method.build(here, there)
+            # Graft first, tap second: taps may lie inside what was grafted.
+            reads = [method.reads for method in methods]
+            self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
+            self._teacher_reads = Taps(teacher, {role: tap for read in reads for role, tap in read.teacher.items()})
+        except Exception:
+            for layer in here.grafts:
+                layer.remove()
+            raise
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        return self._frozen[0] if self._frozen else None
+
+    def forward(self, batch: Any) -> Step:
+        batch = Batch.of(batch)
+        output, student = self._student_reads(batch.x)
+        logits = student["logits"] = as_logits(output, self.student)
+        if self.checks:
+            _check_labels(batch.y, logits.shape[1])
+        view = View(batch, student, self._teach(batch.x))
+        terms = {"ce": F.cross_entropy(logits, batch.y)}  # L_CE
+        for method in self._methods():
+            terms |= method.terms(view)
+        self._check_weights(terms)
+        loss = torch.stack([self.weights.get(name, 1.0) * term for name, term in terms.items()]).sum()  # (3.2)
+        if self.checks and not torch.isfinite(loss):
+            raise NonFiniteError(_first_non_finite(view, terms))
+        return Step(loss, terms, logits)
+
+    def _methods(self) -> list[Method]:
+        return [method for method in self.methods if isinstance(method, Method)]
+
+    @torch.no_grad()
+    def _teach(self, x: Tensor) -> dict[str, Tensor]:
+        if self._teacher_reads is None or not len(self.methods):
+            return {}
+        teacher = self._frozen[0].eval()
+        output, features = self._teacher_reads(x)
+        return {**features, "logits": as_logits(output, teacher)}
+
+    def _check_weights(self, terms: Mapping[str, Tensor]) -> None:
+        for name in self.weights:
+            if name not in terms:
+                raise LetkdError(f"there is a weight for the term {name!r}, and the terms are {', '.join(terms)}; nearest: {nearest(name, terms)}")
+
+    def fittings(self) -> dict[str, Fitting]:
+        """The offline parts of all methods, by site."""
+        return {site: fitting for method in self._methods() for site, fitting in method.fittings().items()}
+
+    def fit(self, loader: Iterable, *, folder: str | Path | None = None, data: str = "", force: bool = False) -> Self:
+        """Run the offline parts (Alg. 1 and 2): one pass of the teacher over `loader`, without augmentation for the paper's way.
+
+        Args:
+            loader: yields batches as for `forward`.
+            folder: where fitted supervisions are kept. One whose fingerprint (teacher weights, tap, data, settings) matches is
+                loaded instead of fitted; one that does not is fitted anew, and a line says what changed.
+            data: names the data for that fingerprint; needed with `folder`.
+            force: fit even so.
+        """
+        todo = {site: part for site, part in self.fittings().items() if part.supervision.fitted_buffers}
+        if folder is not None and not data:
+            raise LetkdError("fit(folder=…) must know which data the fitted files belong to: pass data='a name or hash of it'")
+        origins = {site: self._origin(part, data) for site, part in todo.items()} if folder is not None else {}
+        if folder is not None and not force:
+            for site, part in list(todo.items()):
+                if load_fitted(part.supervision, Path(folder), site, origins[site]):
+                    del todo[site]
+        if todo:
+            self._fit(todo, loader)
+            for site in todo if folder is not None else ():
+                save_fitted(todo[site].supervision, Path(folder or ""), site, origins[site])
+        return self
+
+    @torch.no_grad()
+    def _fit(self, todo: dict[str, Fitting], loader: Iterable) -> None:
+        for part in todo.values():
+            part.supervision.reset()
+        device = _device(self._frozen[0])
+        for item in track(loader, f"fitting {', '.join(todo)}"):
+            batch = Batch.of(item).to(device)
+            if self.checks:
+                _check_labels(batch.y, None)
+            features = self._teach(batch.x)
+            for part in todo.values():
+                f_T = features[part.role]
+                f_T = f_T if part.ratio == (1, 1) else F.avg_pool2d(f_T, part.ratio)
+                part.supervision.partial_fit(f_T, batch.y, batch.index)
+        for site, part in todo.items():
+            with bar(f"{part.supervision} at {site}: from pixels to labels", None):
+                part.supervision.finish()
+            part.supervision.to(device)
+            facts = (f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}" for name, value in part.supervision.report_.items())
+            say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
+
+    def _origin(self, part: Fitting, data: str) -> Origin:
+        if self._teacher_reads is None:
+            raise TapError("there is no teacher to fit to")
+        tap = self._teacher_reads.taps[part.role]
+        return Origin.of(self._frozen[0], f"{tap.path} {tap.io} pooled {part.ratio[0]}x{part.ratio[1]}", data, part.supervision)
+
+    def export(self) -> nn.Module:
+        """The student alone, in eval mode: with the layers that a method put into it, without teacher, taps or gradients."""
+        student = copy.deepcopy(self.student)
+        for method in self._methods():
+            student = method.export(student)
+        for parameter in student.parameters():
+            parameter.grad = None
+        return student.eval()
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        for teacher in self._frozen:
+            teacher._apply(fn)
+        return self
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _example_for(*models: nn.Module) -> Tensor:
+    sizes = [getattr(model, "input_size", None) for model in models]
+    size = next((size for size in sizes if size is not None), None)
+    if size is None:
+        names = " and ".join(type(model).__name__ for model in models)
+        raise TapError(f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found")
+    return torch.zeros(1, *size)
+
+
+def _check_labels(y: Tensor, C: int | None) -> None:
+    if len(y) and (int(y.min()) < 0 or (C is not None and int(y.max()) >= C)):
+        wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+        raise DataError(f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}")
+
+
+def _first_non_finite(view: View, terms: Mapping[str, Tensor]) -> str:
+    places = [(f"the input batch of epoch {view.batch.epoch}", view.batch.x)]
+    places += [(f"the teacher's tap {role!r}", f) for role, f in view.teacher.items()]
+    places += [(f"the student's tap {role!r}", f) for role, f in view.student.items()]
+    places += [(f"the loss term {name!r}", term) for name, term in terms.items()]
+    where = next((name for name, value in places if not torch.isfinite(value).all()), "the weighted loss")
+    bad = ", ".join(f"{name}={term.item():g}" for name, term in terms.items())
+    return f"NaN or infinity in {where} (terms: {bad}); stopped before it reached the weights. Lower the learning rate or check the data"

@@ -1,0 +1,51 @@
+"""What a wrong input gets: one sentence that says what was asked, what is true and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LetkdError(Exception):
+    """A wrong input. The command line prints the sentence and exits with 2; `--debug` shows the traceback."""
+
+
+class TapError(LetkdError):
+    """A place in a model that is not there, does not run, or gives something else than was asked of it."""
+
+
+class UnsupportedPair(LetkdError):
+    """A method that cannot serve this student and teacher, and why. Tables print a dash."""
+
+
+class NotFittedError(LetkdError):
+    """A supervision whose offline part has not run."""
+
+
+class FitError(LetkdError):
+    """A stream of teacher features that a supervision cannot be fitted to."""
+
+
+class NonFiniteError(LetkdError):
+    """NaN or infinity in a feature map, a loss term or a gradient."""
+
+
+class DataError(LetkdError):
+    """A data file or label that is missing, truncated, foreign or out of range."""
+
+
+class RecipeError(LetkdError):
+    """Recipe values that are unknown or wrong; all of them at once."""
+
+
+class CheckpointError(LetkdError):
+    """Weights that do not fit a model, or a file that is damaged or not what it says."""
+
+
+class RunError(LetkdError):
+    """A run folder that holds something else, or lacks what was asked for."""
+
+
+def nearest(asked: str, known: Iterable[str], n: int = 4) -> str:
+    """The known names closest to the one asked for, for the end of an error's sentence."""
+    known = list(known)
+    close = difflib.get_close_matches(asked, known, n=n, cutoff=0.3) or sorted(known)[:n]
+    return ", ".join(close) if close else "none"

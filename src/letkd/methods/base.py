@@ -1,0 +1,137 @@
+"""What every method is: named, unweighted loss terms over features that it asks for by role."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, TypeVar
+
+from torch import Tensor, nn
+
+from letkd.batch import Batch
+from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
+from letkd.supervision.base import Supervision
+from letkd.taps import Graft, Tap, as_logits, as_taps, graft, probe
+
+
+@dataclass
+class View:
+    """What a method sees of one step: the batch, and both networks' features by role (`logits` among them)."""
+
+    batch: Batch
+    student: dict[str, Tensor]
+    teacher: dict[str, Tensor]
+
+
+class Side:
+    """One network as a method meets it when it is built: its role table, and the shapes found there by running an example."""
+
+    def __init__(self, model: nn.Module, taps: dict[str, Tap | str] | None, example: Tensor, *, who: str):
+        self.model, self.who = model, who
+        self.taps = as_taps(model, taps)
+        output, features = probe(model, self.taps, example)
+        logits = as_logits(output, model)
+        self.num_classes = logits.shape[1]
+        self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
+        self.grafts: list[Graft] = []
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Shape of the features at a role, without the batch."""
+        if role not in self.shapes:
+            raise TapError(
+                f"the {self.who} {type(self.model).__name__} has no tap for the role {role!r} (it has: {', '.join(self.taps) or 'none'}); "
+                f"name one with {self.who}_taps={{{role!r}: 'module.path'}} or --{self.who}-tap {role}=module.path"
+            )
+        return self.shapes[role]
+
+    def map_shape(self, role: str) -> tuple[int, int, int]:
+        """d, h, w of the map at a role; anything that is not a map is an error."""
+        shape = self.shape(role)
+        if len(shape) != 3:
+            raise TapError(
+                f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, shape))}], and a map [b d h w] "
+                "is needed; name a module before the pooling"
+            )
+        return shape[0], shape[1], shape[2]
+
+    def graft(self, layer: nn.Module, role: str, name: str) -> str:
+        """Put a layer behind the place of a role; returns the layer's module path."""
+        tap = self.taps[role]
+        if tap.io != "output":
+            raise TapError(f"tap {role!r} of the {self.who} is an input; a layer can only follow a module's output")
+        self.grafts.append(graft(self.model, layer, after=tap.path, name=name))
+        return f"{tap.path}.{name}"
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """An offline part: a supervision, the teacher's role it is fitted to, and the pooling in between."""
+
+    supervision: Supervision
+    role: str
+    ratio: tuple[int, int] = (1, 1)
+
+
+@dataclass
+class Reads:
+    """The features a method asks for at every step."""
+
+    student: dict[str, Tap] = field(default_factory=dict)
+    teacher: dict[str, Tap] = field(default_factory=dict)
+
+
+Built = TypeVar("Built")
+
+
+def construct(make: Callable[..., Built], table: Mapping[str, Any], where: str) -> Built:
+    """Call a constructor with a recipe's table; keys that it does not take are named, all at once."""
+    takes = inspect.signature(make).parameters
+    unknown = [key for key in table if key not in takes]
+    if unknown:
+        wrong = "; ".join(f"{where} has no key {key!r} (nearest: {nearest(key, takes)})" for key in unknown)
+        raise RecipeError(wrong)
+    return make(**table)
+
+
+class Method(nn.Module):
+    """One row of the paper's tables.
+
+    `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
+    gives the losses, each a scalar without weight; `export` gives what ships.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self):
+        super().__init__()
+        self.reads = Reads()
+
+    @classmethod
+    def from_recipe(cls, table: Mapping[str, Any]) -> Self:
+        """The method from its table in a recipe: the keys are the constructor's arguments."""
+        return construct(cls, table, cls.name)
+
+    def build(self, student: Side, teacher: Side) -> None:
+        """Prepare for this pair. Raises `UnsupportedPair` where the method cannot serve it."""
+
+    def fittings(self) -> dict[str, Fitting]:
+        """Offline parts by site."""
+        return {}
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        """The unweighted loss terms of one step."""
+        raise NotImplementedError
+
+    def export(self, student: nn.Module) -> nn.Module:
+        """What ships, given a copy of the trained student."""
+        return student
+
+
+def need_equal_classes(student: Side, teacher: Side) -> None:
+    """Student and teacher must answer the same question."""
+    if student.num_classes != teacher.num_classes:
+        raise UnsupportedPair(
+            f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "
+            f"{type(teacher.model).__name__} {teacher.num_classes}; build both for the same classes"
+        )
+
+

@@ -1,0 +1,46 @@
+"""letKD: the teacher's knowledge inside the student (section 4 of the paper)."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from letkd.methods.base import Side, View
+from letkd.methods.quest import QUEST, Site, module_name
+from letkd.supervision import KMeansSupervision, SubclassSupervision
+from letkd.taps import Tap
+
+
+class LetKD(QUEST):
+    """QUEST's supervision, but on the templates of a KD layer *inside* the student, which feeds the knowledge forward.
+
+    Args:
+        sites: letKD-1 has one, at `penultimate`; letKD-2 also one at `intermediate`.
+
+    The layers are grafted into the student and stay there at inference. Terms: `kd/<role>` for each site.
+    """
+
+    name: ClassVar[str] = "letkd"
+
+    def _place(self, site: Site, student: Side, d: int, K: int) -> None:
+        path = student.graft(site.layer(d, K), site.role, f"kd_{module_name(site.role)}")
+        self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
+
+    def _a(self, role: str, view: View) -> Tensor:
+        return view.student[f"{role}.a"]
+
+
+def letkd1(K: int = 4096, *, tau: float = 1.0, alpha: float = 1.0) -> LetKD:
+    """letKD-1: one KD layer at the penultimate map, labels by K-means (Alg. 1 and 3)."""
+    return LetKD([Site("penultimate", KMeansSupervision(K, tau), alpha=alpha)])
+
+
+def letkd2(
+    K_penult: int = 4096, K_inter: int = 8, *, tau: float = 1.0, alpha_penult: float = 1.0, alpha_inter: float = 1.0
+) -> LetKD:
+    """letKD-2: letKD-1 and a second layer after the first block of the last stage, labels by sub-class decisions (Alg. 1 to 3)."""
+    return LetKD(
+        [
+            Site("intermediate", SubclassSupervision(K_inter), alpha=alpha_inter),
+            Site("penultimate", KMeansSupervision(K_penult, tau), alpha=alpha_penult),
+        ]
+    )

@@ -1,0 +1,127 @@
+"""QUEST: predict the teacher's per-pixel labels from the student's features (Jain et al. 2020; the paper's letKD with α = 0)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from letkd.errors import RecipeError, UnsupportedPair
+from letkd.functional import pixel_kl, pool_ratio, pool_to
+from letkd.layer import CosineConv1x1, KDLayer
+from letkd.methods.base import Fitting, Method, Side, View, construct
+from letkd.supervision import SUPERVISIONS, KMeansSupervision, Supervision
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where knowledge passes: a role that both networks have, the supervision there, and how the KD layer starts.
+
+    Args:
+        role: `penultimate` or `intermediate`, or any role that both tap tables name.
+        supervision: gives p_T there.
+        alpha: α of the KD layer (QUEST has none). Paper uses 1; RN50-MNV2 less.
+        scale_omega: first value of the templates' scale. The authors use 3.0.
+        scale_nu: first value of the semantic vectors' scale. The authors use 1.0.
+        normalize_value_input: see `KDLayer`.
+    """
+
+    role: str
+    supervision: Supervision
+    alpha: float = 1.0
+    scale_omega: float = 3.0
+    scale_nu: float = 1.0
+    normalize_value_input: bool = True
+
+    @classmethod
+    def from_recipe(cls, role: str, table: Mapping[str, Any]) -> "Site":
+        """A site from the recipe's table `sites.<role>`, whose `supervision` table names its kind and settings."""
+        settings = dict(table)
+        supervision = dict(settings.pop("supervision", {}))
+        kind = supervision.pop("kind", "kmeans")
+        where = f"sites.{role}"
+        if kind not in SUPERVISIONS:
+            raise RecipeError(f"{where}.supervision.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
+        settings["supervision"] = construct(SUPERVISIONS[kind], supervision, f"{where}.supervision")
+        return construct(cls, {"role": role, **settings}, where)
+
+    def layer(self, d: int, K: int) -> KDLayer:
+        return KDLayer(
+            d,
+            K,
+            alpha=self.alpha,
+            scale_omega=self.scale_omega,
+            scale_nu=self.scale_nu,
+            normalize_value_input=self.normalize_value_input,
+        )
+
+
+class QUEST(Method):
+    """KL(p_T ‖ p_S) at each site, p_S = softmax of scaled cosines with K templates. The predictor is dropped at inference.
+
+    Args:
+        sites: where; a site's `alpha` plays no part here.
+
+    Terms: `kd/<role>` for each site.
+    """
+
+    name: ClassVar[str] = "quest"
+
+    def __init__(self, sites: Sequence[Site]):
+        super().__init__()
+        roles = [site.role for site in sites]
+        if not roles or len(set(roles)) != len(roles):
+            raise UnsupportedPair(f"{type(self).__name__} needs one site or more, each role once; it was given {roles}")
+        self.sites = {site.role: site for site in sites}
+        self.supervision = nn.ModuleDict({module_name(site.role): site.supervision for site in sites})
+        self.predictor = nn.ModuleDict()
+        self._ratio: dict[str, tuple[int, int]] = {}
+
+    @classmethod
+    def from_recipe(cls, table: Mapping[str, Any]) -> Self:
+        sites = [Site.from_recipe(role, site) for role, site in table.get("sites", {}).items()]
+        return construct(cls, {**table, "sites": sites}, cls.name)
+
+    def build(self, student: Side, teacher: Side) -> None:
+        for role, site in self.sites.items():
+            d, *size = student.map_shape(role)
+            d_T, *size_T = teacher.map_shape(role + site.supervision.reads)
+            self._ratio[role] = pool_ratio((size_T[0], size_T[1]), (size[0], size[1]), role)
+            site.supervision.bind(role, d=d_T, C=student.num_classes)
+        for role, site in self.sites.items():
+            self.reads.teacher[self._teacher_role(role)] = teacher.taps[self._teacher_role(role)]
+            self._place(site, student, student.map_shape(role)[0], site.supervision.num_labels())
+
+    def _place(self, site: Site, student: Side, d: int, K: int) -> None:
+        self.predictor[module_name(site.role)] = CosineConv1x1(d, K, scale=site.scale_omega)
+        self.reads.student[site.role] = student.taps[site.role]
+
+    def _a(self, role: str, view: View) -> Tensor:
+        return self.predictor[module_name(role)](view.student[role])
+
+    def _teacher_role(self, role: str) -> str:
+        return role + self.sites[role].supervision.reads
+
+    def fittings(self) -> dict[str, Fitting]:
+        return {
+            role: Fitting(site.supervision, self._teacher_role(role), self._ratio[role]) for role, site in self.sites.items()
+        }
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        losses = {}
+        for role, site in self.sites.items():
+            a = self._a(role, view)
+            f_T = pool_to(view.teacher[self._teacher_role(role)], (a.shape[-2], a.shape[-1]), role)
+            p_T = site.supervision.p_T(f_T, view.batch.y)
+            losses[f"kd/{role}"] = pixel_kl(p_T, a)  # L_KD, Alg. 3
+        return losses
+
+
+def module_name(role: str) -> str:
+    """A role as a module's name: without dots."""
+    return role.replace(".", "_")
+
+
+def quest(K: int = 4096, *, tau: float = 1.0) -> QUEST:
+    """QUEST at the penultimate layer with K-means labels, as the paper compares with. QUEST itself used τ = 5."""
+    return QUEST([Site("penultimate", KMeansSupervision(K, tau))])

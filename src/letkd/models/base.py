@@ -1,0 +1,140 @@
+"""The registry of the zoo, and `create_model`: a network by its zoo name, or a user's own by the name of a callable."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from torch import nn
+
+from letkd.errors import LetkdError, nearest
+from letkd.models.weights import load_weights
+
+MODELS: dict[str, Callable[..., nn.Module]] = {}
+
+Build = TypeVar("Build", bound=Callable[..., nn.Module])
+
+
+def register_model(build: Build) -> Build:
+    """Put a function `build(num_classes=...)` into the zoo under its own name."""
+    name = build.__name__
+    if name in MODELS:
+        raise LetkdError(f"a model {name!r} is registered already, by {MODELS[name].__module__}; choose another name")
+    MODELS[name] = build
+    return build
+
+
+def list_models() -> list[str]:
+    """The names of the zoo, sorted."""
+    return sorted(MODELS)
+
+
+def create_model(name: str, *, num_classes: int, weights: str | Path | None = None) -> nn.Module:
+    """Build a network of the zoo, or a user's own.
+
+    Args:
+        name: a zoo name, or `package.module:callable` or `path/to/file.py:callable` for a model of your own. The callable
+            returns an `nn.Module`; it is given `num_classes` if its signature takes it, and nothing else.
+        num_classes: how many logits the network gives.
+        weights: a file to load, as `load_weights` reads it; without it the network is freshly initialised.
+    """
+    if num_classes < 1:
+        raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")
+    if name in MODELS:
+        model = MODELS[name](num_classes=num_classes)
+    elif ":" in name:
+        model = _create_own(name, num_classes)
+    else:
+        raise LetkdError(
+            f"there is no model {name!r} in the zoo; nearest: {nearest(name, MODELS)}; "
+            "name one of your own as package.module:callable or path/to/file.py:callable"
+        )
+    if weights is not None:
+        load_weights(model, weights)
+    return model
+
+
+def _create_own(name: str, num_classes: int) -> nn.Module:
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute:
+        raise LetkdError(f"{name!r} names no callable; write package.module:callable or path/to/file.py:callable")
+    module = _import_file(Path(source).expanduser()) if source.endswith(".py") else _import_package(source)
+    try:
+        build = getattr(module, attribute)
+    except AttributeError:
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise LetkdError(f"{source} has no {attribute!r}; nearest: {nearest(attribute, names)}") from None
+    if isinstance(build, nn.Module):
+        raise LetkdError(f"{name!r} is a model already, the same one each time; name a function or class that builds it")
+    if not callable(build):
+        raise LetkdError(
+            f"{name!r} is a {type(build).__name__} and cannot be called; name a function or class that builds a model"
+        )
+    arguments = {"num_classes": num_classes} if _takes_num_classes(build) else {}
+    try:
+        model = build(**arguments)
+    except Exception as error:
+        called = f"num_classes={num_classes}" if arguments else "no arguments"
+        raise LetkdError(f"{name!r}, called with {called}, failed with {_reason(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise LetkdError(f"{name!r} returned a {type(model).__name__}; it must return an nn.Module")
+    return model
+
+
+def _takes_num_classes(build: Callable) -> bool:
+    try:
+        parameters = inspect.signature(build).parameters
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return False
+    named = parameters.get("num_classes")
+    if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
+        return True
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _import_package(source: str) -> ModuleType:
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{source}.".startswith(f"{error.name}."):
+            raise LetkdError(
+                f"there is no module {source!r}; install it, put its folder on PYTHONPATH, "
+                "or name a file as path/to/file.py:callable"
+            ) from None
+        raise LetkdError(f"importing {source} failed with {_reason(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise LetkdError(f"importing {source} failed with {_reason(error)}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LetkdError(f"there is no file {path}; name your own model as path/to/file.py:callable")
+    source = path.read_bytes()
+    # One name for each path and content: asked for twice, a file gives the same classes (so they pickle and compare); an
+    # edited file is read anew; and two files of the same name, or one named like a package, never meet.
+    digest = hashlib.sha256(bytes(path.resolve()) + b"\0" + source).hexdigest()
+    unique = f"letkd_own_model_{digest[:16]}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, path.resolve())
+    if spec is None:
+        raise LetkdError(f"{path} cannot be imported; name your own model as path/to/file.py:callable")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        # Compiled here and not by the spec's loader, whose cached bytecode can be older than what was just read.
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[unique]
+        raise LetkdError(f"importing {path} failed with {_reason(error)}") from error
+    return module
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

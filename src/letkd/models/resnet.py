@@ -1,0 +1,170 @@
+"""CIFAR ResNets: post-activation basic blocks, three stages (He et al. 2016, section 4.2, with 1x1 shortcuts)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from letkd.models.base import register_model
+from letkd.taps import Tap
+
+Widths = tuple[int, int, int, int]
+
+WIDTHS: Widths = (16, 16, 32, 64)
+WIDTHS_X4: Widths = (32, 64, 128, 256)
+WIDTHS_TINY: Widths = (8, 8, 16, 32)
+
+
+def conv3x3(d_in: int, d_out: int, *, stride: int = 1) -> nn.Conv2d:
+    """3x3 convolution without bias that keeps the map's size at stride 1."""
+    return nn.Conv2d(d_in, d_out, 3, stride=stride, padding=1, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """relu(BN(3x3(relu(BN(3x3(x))))) + shortcut(x)).
+
+    The two ReLUs are two modules, neither in place: the sum before the last one can be read as the input of `relu2`.
+
+    Args:
+        d_in: channels that come in.
+        d_out: channels that go out.
+        stride: of the first convolution and of the shortcut, which is 1x1-BN where the shape changes and nothing elsewhere.
+    """
+
+    def __init__(self, d_in: int, d_out: int, *, stride: int):
+        super().__init__()
+        self.conv1 = conv3x3(d_in, d_out, stride=stride)
+        self.bn1 = nn.BatchNorm2d(d_out)
+        self.relu1 = nn.ReLU()
+        self.conv2 = conv3x3(d_out, d_out)
+        self.bn2 = nn.BatchNorm2d(d_out)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or d_in != d_out:
+            self.downsample = nn.Sequential(nn.Conv2d(d_in, d_out, 1, stride=stride, bias=False), nn.BatchNorm2d(d_out))
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d_out h_out w_out"]:
+        y = self.relu1(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu2(y + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """CIFAR ResNet of depth 6n+2 for images of any size from 8x8 on.
+
+    Args:
+        n: blocks in each of the three stages, which have strides 1, 2 and 2.
+        widths: channels of the stem and of the stages.
+        num_classes: logits.
+    """
+
+    input_size = (3, 32, 32)
+
+    def __init__(self, n: int, widths: Widths, *, num_classes: int):
+        super().__init__()
+        self.num_classes = num_classes
+        self.conv1 = conv3x3(3, widths[0])
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU()
+        self.layer1 = _stage(widths[0], widths[1], n=n, stride=1)
+        self.layer2 = _stage(widths[1], widths[2], n=n, stride=2)
+        self.layer3 = _stage(widths[2], widths[3], n=n, stride=2)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[3], num_classes)
+        self.taps = _taps(n, widths)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
+        x = self.relu(self.bn1(self.conv1(x)))  # [b d0 H W]
+        x = self.layer1(x)  # [b d1 H W]
+        x = self.layer2(x)  # [b d2 H/2 W/2]
+        x = self.layer3(x)  # [b d3 H/4 W/4]
+        x = torch.flatten(self.pool(x), start_dim=1)  # [b d3]
+        return self.fc(x)
+
+
+def _stage(d_in: int, d_out: int, *, n: int, stride: int) -> nn.Sequential:
+    first = BasicBlock(d_in, d_out, stride=stride)
+    return nn.Sequential(first, *(BasicBlock(d_out, d_out, stride=1) for _ in range(n - 1)))
+
+
+def _taps(n: int, widths: Widths) -> dict[str, Tap]:
+    taps = {"stem": Tap("relu", widths[0], 1)}
+    for i, stride in ((1, 1), (2, 2), (3, 4)):
+        taps[f"stage{i}"] = Tap(f"layer{i}", widths[i], stride)
+        taps[f"stage{i}.preact"] = Tap(f"layer{i}.{n - 1}.relu2", widths[i], stride, io="input")
+    return taps | {
+        "intermediate": Tap("layer3.0", widths[3], 4),
+        "intermediate.conv3x3": Tap("layer3.0.conv1", widths[3], 4),
+        "penultimate": Tap("layer3", widths[3], 4),
+        "penultimate.conv3x3": Tap(f"layer3.{n - 1}.conv1", widths[3], 4),
+        "pooled": Tap("fc", io="input"),
+        "logits": Tap("fc"),
+    }
+
+
+@register_model
+def resnet8(num_classes: int) -> ResNet:
+    """ResNet-8: 1 block a stage, 16, 32 and 64 channels."""
+    return ResNet(1, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet14(num_classes: int) -> ResNet:
+    """ResNet-14: 2 blocks a stage, 16, 32 and 64 channels."""
+    return ResNet(2, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet20(num_classes: int) -> ResNet:
+    """ResNet-20: 3 blocks a stage, 16, 32 and 64 channels."""
+    return ResNet(3, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet32(num_classes: int) -> ResNet:
+    """ResNet-32: 5 blocks a stage, 16, 32 and 64 channels."""
+    return ResNet(5, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet44(num_classes: int) -> ResNet:
+    """ResNet-44: 7 blocks a stage, 16, 32 and 64 channels."""
+    return ResNet(7, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet56(num_classes: int) -> ResNet:
+    """ResNet-56: 9 blocks a stage, 16, 32 and 64 channels."""
+    return ResNet(9, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet110(num_classes: int) -> ResNet:
+    """ResNet-110: 18 blocks a stage, 16, 32 and 64 channels."""
+    return ResNet(18, WIDTHS, num_classes=num_classes)
+
+
+@register_model
+def resnet8x4(num_classes: int) -> ResNet:
+    """ResNet-8 with 64, 128 and 256 channels after a stem of 32."""
+    return ResNet(1, WIDTHS_X4, num_classes=num_classes)
+
+
+@register_model
+def resnet32x4(num_classes: int) -> ResNet:
+    """ResNet-32 with 64, 128 and 256 channels after a stem of 32."""
+    return ResNet(5, WIDTHS_X4, num_classes=num_classes)
+
+
+@register_model
+def resnet8_tiny(num_classes: int) -> ResNet:
+    """ResNet-8 with 8, 16 and 32 channels, for the demo and tests."""
+    return ResNet(1, WIDTHS_TINY, num_classes=num_classes)
+
+
+@register_model
+def resnet14_tiny(num_classes: int) -> ResNet:
+    """ResNet-14 with 8, 16 and 32 channels, for the demo and tests."""
+    return ResNet(2, WIDTHS_TINY, num_classes=num_classes)

@@ -1,0 +1,171 @@
+"""Weights on disk: safetensors of our own, foreign `.pth` files without running their code, all or nothing into a model."""
+
+import hashlib
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from letkd.errors import CheckpointError
+from letkd.files import write_whole
+
+WRAPPERS = ("model", "state_dict", "net")
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a weights file, on the CPU, under plain names.
+
+    Args:
+        path: safetensors by its suffix; anything else is read with `torch.load(weights_only=True)`, so that no code in it
+            runs. The state dict may lie bare in it, or under `model`, `state_dict` or `net`, and its names may carry the
+            `module.` that (Distributed)DataParallel puts before them.
+    """
+    return _without_prefix(_read(Path(path)))
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Copy a weights file into a model: every tensor or, if anything is missing, left over or of another shape, none.
+
+    Files from before BN counted its batches lack `num_batches_tracked`; the model then keeps its own.
+
+    Args:
+        model: takes the values; its own types and devices stay.
+        path: as `read_state_dict` reads it.
+    """
+    own = _tensors(model)
+    state = _read(Path(path))
+    if not own.keys() & state.keys():  # a model of the user's may have a child named `module`
+        state = _without_prefix(state)
+    counters = {name for name in own.keys() ^ state.keys() if _is_counter(name)}
+    missing = [name for name in own if name not in state and name not in counters]
+    unexpected = [name for name in state if name not in own and name not in counters]
+    shared = [name for name in own if name in state]
+    shapes = [
+        f"{name} is {list(state[name].shape)} in the file and {list(own[name].shape)} in the model"
+        for name in shared
+        if state[name].shape != own[name].shape
+    ]
+    kinds = [
+        f"{name} is {state[name].dtype} in the file and {own[name].dtype} in the model"
+        for name in shared
+        if _kind(state[name]) != _kind(own[name]) and not _is_counter(name)
+    ]
+    found = [
+        _some(missing, "missing key"),
+        _some(unexpected, "unexpected key"),
+        _some(shapes, "wrong shape"),
+        _some(kinds, "wrong type"),
+    ]
+    if any(found):
+        raise CheckpointError(
+            f"{path} does not fit {type(model).__name__}: {', '.join(part for part in found if part)}; "
+            "use weights of the same architecture and number of classes"
+        )
+    # Into the model's own dict, which carries the version marks of its layers: without them BN takes it for an old one.
+    own.update((name, state[name]) for name in shared)
+    model.load_state_dict(own)
+
+
+def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a model's state dict as safetensors; whoever looks finds the old file or the new one, never half of one.
+
+    Args:
+        model: its parameters and buffers; tensors that share memory are written once under each name.
+        path: ends in `.safetensors`; missing folders are made.
+        metadata: text to keep in the file's header.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise CheckpointError(
+            f"weights are written as safetensors, and {path} would be read as something else; end it in .safetensors"
+        )
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in _tensors(model).items()
+    }
+    # Other libraries refuse files whose header does not say that they come from torch.
+    content = safetensors.torch.save(tensors, metadata={"format": "pt", **(metadata or {})})
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise CheckpointError(f"weights could not be written to {path}: {error.strerror or error}") from error
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of a model's tensors, in sorted order; BN's batch counters do not count."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if _is_counter(name) or not isinstance(tensor, Tensor):
+            continue
+        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise CheckpointError(f"there is no weights file {path}; check the path")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        if asked is None:
+            raise CheckpointError(f"{path} is damaged or no weights file; get it again, or save a plain state dict") from error
+        raise CheckpointError(
+            f"{path} asks to load the Python object {asked[1]}, which could run code, so it was not read; "
+            "where you trust it, load it yourself and save its plain state dict"
+        ) from error
+    except Exception as error:  # damaged files make the readers fail in many ways: EOFError, KeyError, RuntimeError, ...
+        raise CheckpointError(
+            f"{path} is damaged or no weights file ({type(error).__name__}); get it again, or save a plain state dict"
+        ) from error
+    return _unwrapped(content, path)
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    if isinstance(content, Mapping):
+        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
+        if inner and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()):
+            return dict(inner)
+        holds = f"a dict with {_some([str(key) for key in content], 'key') or 'no keys'}"
+    else:
+        holds = f"a {type(content).__name__}"
+    raise CheckpointError(f"{path} holds {holds}, no state dict; save one bare or under one of the keys {', '.join(WRAPPERS)}")
+
+
+def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    if all(name.startswith("module.") for name in state):
+        return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{type(model).__name__} keeps a {type(value).__name__} under {name!r} in its state dict, "
+                "where only tensors can be stored; move it out of the state dict"
+            )
+    return state
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == "num_batches_tracked"
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _some(items: list[str], what: str, n: int = 4) -> str:
+    if not items:
+        return ""
+    rest = ", ..." if len(items) > n else ""
+    return f"{len(items)} {what}{'s' if len(items) > 1 else ''} ({', '.join(items[:n])}{rest})"

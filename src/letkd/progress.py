@@ -1,0 +1,69 @@
+"""What a person sees while something runs: bars on a terminal, plain lines elsewhere. All of it goes to standard error."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+_quiet = False
+_active: Any = None  # the one rich Progress on screen: bars inside bars are rows of it
+
+
+def set_quiet(quiet: bool) -> None:
+    """Say nothing and draw no bars (for tests, and for processes other than the first)."""
+    global _quiet
+    _quiet = quiet
+
+
+def on_terminal() -> bool:
+    return not _quiet and sys.stderr.isatty()
+
+
+def say(text: str) -> None:
+    """One line for the person who runs this."""
+    if _quiet:
+        return
+    if _active is not None:
+        _active.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """A bar that goes away when its block ends. Call what it gives once a step: `tick()` or `tick(note)`."""
+    global _active
+    if not on_terminal():
+        yield lambda note="", advance=1: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    opened = _active is None
+    if opened:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        _active = Progress(TextColumn("{task.description}"), *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+        _active.start()
+    progress = _active
+    task = progress.add_task(description, total=total, note="")
+
+    def tick(note: str = "", advance: int = 1) -> None:
+        progress.update(task, advance=advance, note=note)
+
+    try:
+        yield tick
+    finally:
+        progress.remove_task(task)
+        if opened:
+            progress.stop()
+            _active = None
+
+
+def track(items: Iterable[Item], description: str) -> Iterator[Item]:
+    """The items one by one, with a bar."""
+    total = len(items) if hasattr(items, "__len__") else None  # pyright: ignore[reportArgumentType]
+    with bar(description, total) as tick:
+        for item in items:
+            yield item
+            tick()

@@ -1,0 +1,100 @@
+"""The recipe's shape: numbers and names, never objects. Unknown keys are refused, all errors are told at once."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from letkd.errors import RecipeError, nearest
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(_Table):
+    """Which images, in what splits, how fed."""
+
+    name: str
+    root: str | None = None
+    val: float = Field(ge=0, lt=1)
+    fraction: float = Field(gt=0, le=1)
+    batch_size: int = Field(ge=1)
+    crop: int = Field(ge=0)
+    padding: Literal["reflect", "zero"]
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+
+
+class Network(_Table):
+    """A network by name, its weights, and the taps that its own table lacks."""
+
+    model: str
+    weights: str | None = None
+    taps: dict[str, str] = {}
+
+
+class Optim(_Table):
+    """SGD and its schedule."""
+
+    lr: float = Field(gt=0)
+    momentum: float = Field(ge=0, lt=1)
+    nesterov: bool
+    weight_decay: float = Field(ge=0)
+    milestones: list[int]
+    gamma: float = Field(gt=0, le=1)
+
+
+class Train(_Table):
+    """How long, from which seed, in which precision."""
+
+    epochs: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+    steps: int | None = Field(default=None, ge=1, description="at most so many steps an epoch; for smoke runs")
+
+
+class Recipe(_Table):
+    """All that a run depends on, besides the files it names."""
+
+    title: str = ""
+    data: Data
+    student: Network
+    teacher: Network | None = None
+    optim: Optim
+    train: Train
+    methods: dict[str, dict[str, Any]] = {}
+    weights: dict[str, float] = {}
+
+    @field_validator("weights")
+    @classmethod
+    def _not_negative(cls, weights: dict[str, float]) -> dict[str, float]:
+        wrong = [f"{name}={value:g}" for name, value in weights.items() if not value >= 0]
+        if wrong:
+            raise ValueError(f"a weight is 0 or more, and these are not: {', '.join(wrong)}")
+        return weights
+
+
+def validate(table: dict[str, Any], where: str) -> Recipe:
+    """A recipe from a merged table, or one error that names everything wrong with it."""
+    try:
+        return Recipe.model_validate(table)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: " + "; ".join(_sentence(item) for item in error.errors())) from None
+
+
+def _sentence(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {key!r} (nearest: {nearest(str(item['loc'][-1]), _keys_beside(item['loc']))})"
+    if item["type"] == "missing":
+        return f"{key!r} is missing"
+    return f"{key!r} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
+
+
+def _keys_beside(loc: tuple) -> list[str]:
+    table: Any = Recipe
+    for part in loc[:-1]:
+        annotation = table.model_fields[part].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        table = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+    return list(table.model_fields)

@@ -1,0 +1,99 @@
+"""What every teacher supervision is: fitted offline over a stream of the teacher's features, then the giver of p_T."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from letkd.errors import FitError, NonFiniteError, NotFittedError
+
+
+class Supervision(nn.Module):
+    """Per-pixel labels from a teacher. Sees maps and labels, never a model.
+
+    Offline, `partial_fit` takes the teacher's maps batch by batch in bounded memory and `finish` turns what was gathered into
+    buffers with a trailing underscore; `fit` does both. Online, `p_T(f_T, y)` gives the labels. The buffers move, save and
+    load with everything else; before they are there, `p_T` raises `NotFittedError`.
+    """
+
+    kind: ClassVar[str]
+    reads: ClassVar[str] = ""
+    fitted_buffers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self):
+        super().__init__()
+        self.where = "its site"
+        self.report_: dict[str, float] = {}
+        for name in self.fitted_buffers:
+            self.register_buffer(name, None)
+
+    def bind(self, where: str, *, d: int, C: int) -> None:
+        """Take the name of the site (for messages), the channels of the teacher's map there and the number of classes."""
+        self.where = where
+
+    def num_labels(self) -> int:
+        """How many labels p_T has: the number of templates the student needs."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, object]:
+        """What, besides teacher, tap and data, the fitted buffers depend on: part of an artefact's fingerprint."""
+        return {}
+
+    @property
+    def is_fitted(self) -> bool:
+        return all(getattr(self, name) is not None for name in self.fitted_buffers)
+
+    def fit(self, stream: Iterable[tuple]) -> Self:
+        """Fit to `(f_T [b d h w], y [b])` or `(f_T, y, index [b])` tuples, from scratch."""
+        self.reset()
+        for f_T, y, *index in stream:
+            self.partial_fit(f_T, y, *index)
+        self.finish()
+        return self
+
+    def reset(self) -> None:
+        """Forget what was gathered and fitted before."""
+        for name in self.fitted_buffers:
+            setattr(self, name, None)
+
+    def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
+        """Gather one batch. `index` names the images in the data set: with it the order of the stream does not matter."""
+
+    def finish(self) -> None:
+        """Turn what was gathered into the fitted buffers."""
+
+    def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
+        """The labels of every pixel: non-negative, one in sum over K."""
+        raise NotImplementedError
+
+    def _check_map(self, f_T: Tensor) -> None:
+        if not torch.isfinite(f_T).all():
+            raise NonFiniteError(
+                f"the teacher's map at {self.where!r} holds NaN or infinity; nothing was fitted. Check the teacher's weights "
+                "and the normalisation of its input"
+            )
+
+    def _check_fitted(self) -> None:
+        if not self.is_fitted:
+            raise NotFittedError(
+                f"{self} at {self.where!r} has no {self.fitted_buffers[0]} yet. Run `letkd fit`, or call distiller.fit(loader)"
+            )
+
+    def _check_channels(self, f_T: Tensor, d: int) -> None:
+        if f_T.shape[1] != d:
+            raise FitError(
+                f"{self} at {self.where!r} was fitted to maps of {d} channels and now gets {f_T.shape[1]}: fit it to this teacher"
+            )
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        # Shapes of fitted buffers are known only once fitted, so loading creates them.
+        for name in self.fitted_buffers:
+            value = state_dict.get(prefix + name)
+            if value is not None:
+                setattr(self, name, torch.empty_like(value))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"

@@ -1,0 +1,96 @@
+"""K-means labels: soft assignments of every pixel to the centres of the teacher's features (section 4.2.1, Alg. 1)."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from letkd.errors import FitError
+from letkd.supervision.base import Supervision
+from letkd.supervision.stats import Reservoir, kmeans
+
+
+def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: float) -> Float[Tensor, "b K h w"]:
+    """p_T(i) = softmax_k(−τ ‖f_i − ρ_k‖²).
+
+    ‖f_i‖² is the same for every k and so cancels in the soft-max: one product and a shift are left of the distances.
+    """
+    logits = torch.einsum("bdhw,kd->bkhw", f, (2 * tau) * rho) - tau * (rho * rho).sum(dim=1)[:, None, None]
+    return torch.softmax(logits, dim=1)  # Alg. 1, online
+
+
+class KMeansSupervision(Supervision):
+    """K-means over the pixels of the teacher's maps; p_T is the soft-max of the negative squared distances (Alg. 1).
+
+    Args:
+        K: number of centres. Paper uses 4096.
+        tau: τ, multiplies the squared distances. Paper uses 1 (QUEST used 5). It depends on the scale of the features.
+        scale_free: divide τ by the mean squared distance between nearest centres, so that it no longer does.
+        pixels_per_centre: pixels drawn at random for each centre to cluster; None for all there are, as the authors do.
+        iterations: of Lloyd's algorithm. The authors use 20.
+        seed: of the sample and of the start.
+
+    The centres are `rho_ [K d]`; `nearest_` is the mean squared distance from a centre to the next one.
+    """
+
+    kind: ClassVar[str] = "kmeans"
+    fitted_buffers: ClassVar[tuple[str, ...]] = ("rho_", "nearest_")
+    rho_: Tensor
+    nearest_: Tensor
+
+    def __init__(
+        self,
+        K: int = 4096,
+        tau: float = 1.0,
+        *,
+        scale_free: bool = False,
+        pixels_per_centre: int | None = 256,
+        iterations: int = 20,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.K, self.tau, self.scale_free = K, float(tau), scale_free
+        self.pixels_per_centre, self.iterations, self.seed = pixels_per_centre, iterations, seed
+        self._reservoir: Reservoir | None = None
+
+    def num_labels(self) -> int:
+        return self.K
+
+    def settings(self) -> dict[str, object]:
+        return {"K": self.K, "pixels_per_centre": self.pixels_per_centre, "iterations": self.iterations, "seed": self.seed}
+
+    def reset(self) -> None:
+        super().reset()
+        self._reservoir = None
+
+    def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
+        self._check_map(f_T)
+        if self._reservoir is None:
+            capacity = 2**62 if self.pixels_per_centre is None else self.K * self.pixels_per_centre
+            self._reservoir = Reservoir(capacity, seed=self.seed)
+        self._reservoir.add(f_T, torch.zeros(len(f_T), dtype=torch.int64), index)
+
+    def finish(self) -> None:
+        seen = 0 if self._reservoir is None else int(self._reservoir.seen.sum())
+        if self._reservoir is None or self.K > seen:
+            raise FitError(
+                f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K or more images"
+            )
+        F, _ = self._reservoir.sample()  # F [n d], the teacher's pixels
+        self._reservoir = None
+        rho = kmeans(F, self.K, iterations=self.iterations, seed=self.seed)  # Alg. 1, offline
+        gap = torch.cdist(rho.double(), rho.double()).square()
+        gap.fill_diagonal_(torch.inf)
+        nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
+        self.rho_, self.nearest_ = rho, nearest.float()
+        self.report_ = {"pixels seen": seen, "pixels clustered": len(F)}
+
+    def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
+        self._check_fitted()
+        self._check_channels(f_T, self.rho_.shape[1])
+        tau = self.tau / self.nearest_.item() if self.scale_free else self.tau
+        return soft_assign(f_T.to(self.rho_.dtype), self.rho_, tau)
+
+    def extra_repr(self) -> str:
+        return f"K={self.K}, tau={self.tau:g}"

@@ -1,0 +1,139 @@
+"""Streaming statistics behind the supervisions: a uniform reservoir of pixels, K-means, and LDA from class moments."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 64-bit integer hash (splitmix's finaliser: xor-shift, multiply), so that priorities look drawn at random."""
+
+    def xor_shift(v: Tensor, by: int) -> Tensor:
+        return v ^ ((v >> by) & ((1 << (64 - by)) - 1))
+
+    x = xor_shift(x + -7046029254386353131, 30) * -4658895280553007687
+    x = xor_shift(x, 27) * -7723592293110705685
+    return xor_shift(x, 31) & ((1 << 63) - 1)
+
+
+class Reservoir:
+    """A uniform sample of pixels, at most `capacity` of each group, in bounded memory.
+
+    Each pixel has a priority that hashes its name (image, position, seed); those of lowest priority stay. So the sample is
+    uniform, does not depend on the order in which images come, and samples of two streams merge into that of their union.
+    """
+
+    def __init__(self, capacity: int, *, groups: int = 1, seed: int = 0):
+        self.capacity, self.groups, self.seed = capacity, groups, seed
+        self.seen = torch.zeros(groups, dtype=torch.int64)
+        self._limit = torch.full((groups,), torch.iinfo(torch.int64).max)
+        self._kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._rows = 0
+        self._arrived = 0
+
+    def add(self, f: Float[Tensor, "b d h w"], group: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
+        b, _, h, w = f.shape
+        if index is None:
+            index = torch.arange(self._arrived, self._arrived + b)
+        self._arrived += b
+        name = (index.cpu()[:, None] * (h * w) + torch.arange(h * w)).reshape(-1)
+        group = group.cpu().repeat_interleave(h * w)
+        priority = _mix(_mix(name) + self.seed)
+        self.seen += torch.bincount(group, minlength=self.groups)
+        keep = (priority < self._limit[group]).nonzero().squeeze(1)
+        rows = f.permute(0, 2, 3, 1).reshape(b * h * w, -1)
+        rows = rows if len(keep) == len(rows) else rows[keep.to(rows.device)]
+        self._kept.append((group[keep], priority[keep], name[keep], rows.detach().float().cpu().clone()))
+        self._rows += len(keep)
+        if self._rows > 1.25 * self.capacity * self.groups:
+            self._compact()
+
+    def _compact(self) -> None:
+        group, priority, name, rows = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
+        self._kept.clear()
+        order = np.lexsort((name.numpy(), priority.numpy(), group.numpy()))
+        order = torch.from_numpy(order)
+        group, priority, name = group[order], priority[order], name[order]
+        start = torch.searchsorted(group, torch.arange(self.groups))
+        keep = torch.arange(len(group)) - start[group] < self.capacity
+        rows = rows[order[keep]]
+        last = torch.cat([start[1:], torch.tensor([len(group)])]) - start >= self.capacity
+        at = (start + self.capacity - 1).clamp(max=len(group) - 1)
+        self._limit = torch.where(last, priority[at], self._limit)
+        self._kept.append((group[keep], priority[keep], name[keep], rows))
+        self._rows = len(rows)
+
+    def sample(self) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
+        """The pixels kept and their groups, ordered by group, then by name."""
+        if not self._kept:
+            return torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
+        self._compact()
+        group, _, name, rows = self._kept[0]
+        order = torch.from_numpy(np.lexsort((name.numpy(), group.numpy())))
+        return rows[order], group[order]
+
+
+def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int = 0) -> Float[Tensor, "K d"]:
+    """K centres of the rows by Lloyd's iterations from a random start (faiss, as the authors do); all rows are used."""
+    import faiss
+
+    engine = faiss.Kmeans(
+        f.shape[1], K, niter=iterations, seed=seed + 1, min_points_per_centroid=1, max_points_per_centroid=max(1, -(-len(f) // K))
+    )
+    engine.train(np.ascontiguousarray(f.numpy(), dtype=np.float32))
+    return torch.from_numpy(np.array(engine.centroids)).reshape(K, -1)
+
+
+def nearest_centre(f: Float[Tensor, "n d"], centres: Float[Tensor, "K d"], *, chunk: int = 4096) -> Int[Tensor, "n"]:
+    """The centre nearest to each row, by squared distance; rows in chunks, so that no [n K] tensor is held."""
+    half_norm = 0.5 * (centres * centres).sum(dim=1)
+    return torch.cat([(rows @ centres.T - half_norm).argmax(dim=1) for rows in f.split(chunk)])
+
+
+class LDA(NamedTuple):
+    """A fitted discriminant transform z = W f + b: unit within-class covariance, components by discriminating power."""
+
+    W: Float[Tensor, "r d"]
+    b: Float[Tensor, "r"]
+
+
+@dataclass
+class ClassMoments:
+    """Counts, sums and the second moment of a stream of labelled pixels: all that LDA needs, C·d + d² numbers in float64."""
+
+    n: Float[Tensor, "C"]
+    sums: Float[Tensor, "C d"]
+    second: Float[Tensor, "d d"]
+
+    @classmethod
+    def zeros(cls, C: int, d: int) -> "ClassMoments":
+        return cls(torch.zeros(C).double(), torch.zeros(C, d).double(), torch.zeros(d, d).double())
+
+    def add(self, f: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> None:
+        rows = f.detach().cpu().double().flatten(2)  # [b d hw]
+        y = y.cpu()
+        self.n += torch.bincount(y, minlength=len(self.n)).double() * rows.shape[2]
+        self.sums.index_add_(0, y, rows.sum(dim=2))
+        flat = rows.transpose(0, 1).reshape(rows.shape[1], -1)
+        self.second += flat @ flat.T
+
+    def lda(self, r: int, *, tol: float = 1e-4) -> LDA:
+        """Solve for the r best components. `tol` drops directions without within-class spread, as scikit-learn's svd solver does."""
+        N, C = self.n.sum(), len(self.n)
+        mean = self.sums / self.n[:, None]
+        xbar = self.sums.sum(dim=0) / N
+        within = (self.second - (self.sums.T @ mean)) / (N - C)  # S_w, pooled within-class covariance
+        std = within.diagonal().clamp_min(0).sqrt()
+        std[std <= 1e-12 * std.max()] = 1.0
+        variance, V = torch.linalg.eigh(within / std[:, None] / std)
+        keep = variance > tol**2
+        whiten = V[:, keep] / std[:, None] / variance[keep].sqrt()  # [d k]: unit within-class covariance
+        between = (self.n / (C - 1)).sqrt()[:, None] * (mean - xbar) @ whiten
+        _, strength, Vh = torch.linalg.svd(between, full_matrices=False)
+        r = min(r, int((strength > tol * strength[:1]).sum()))
+        W = (whiten @ Vh[:r].T).T
+        return LDA(W, -W @ xbar)

@@ -1,0 +1,167 @@
+"""Sub-class decisions: what the teacher can and cannot tell apart at an intermediate layer (section 4.2.2, Alg. 2)."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from letkd.errors import FitError
+from letkd.functional import pixels
+from letkd.supervision.base import Supervision
+from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
+
+
+def transition_scores(
+    i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoothing: float = 0.0
+) -> Float[Tensor, "M M"]:
+    """s_T[i, j] = p(h_2 = j | h_1 = i), estimated by counting; rows sum to one.
+
+    A sub-class that no pixel falls into has no estimate: its row says "itself". `smoothing` is added to every count first.
+    """
+    counts = torch.bincount(i * M + j, minlength=M * M).reshape(M, M).double() + smoothing
+    empty = counts.sum(dim=1) == 0
+    counts[empty, empty] = 1.0
+    return counts / counts.sum(dim=1, keepdim=True)  # p(h_2 | h_1), Alg. 2, offline
+
+
+class SubclassSupervision(Supervision):
+    """Localised fine-grained decisions: LDA, K sub-classes a class, and the table of which sub-class is taken for which (Alg. 2).
+
+    Args:
+        K: sub-classes a class, K_inter. Paper uses 8; p_T has K·C labels.
+        r: LDA components kept, at most; never more than C − 1 or the rank. The authors use 60.
+        prototypes_online: look pixels up by their nearest prototype instead of their nearest K-means centre (Alg. 2 has the latter).
+        smoothing: added to every count of s_T. Paper uses 0.
+        pixels_per_class: pixels drawn at random from each class for the clusters, the prototypes and the counts; None for as many
+            as `memory` holds. LDA always uses all pixels.
+        memory: bytes the drawn pixels may take where `pixels_per_class` does not say.
+        iterations: of Lloyd's algorithm. The authors use 20.
+        seed: of the sample and of the start.
+
+    One pass over the teacher's features: LDA comes from streamed moments, the rest from a uniform sample (all pixels, where they fit).
+    Buffers: `W_lda_ [r d]`, `b_lda_ [r]`, `rho_ [C K r]` centres, `prototypes_ [C K r]`, `s_T_ [CK CK]`.
+    """
+
+    kind: ClassVar[str] = "subclass"
+    fitted_buffers: ClassVar[tuple[str, ...]] = ("s_T_", "W_lda_", "b_lda_", "rho_", "prototypes_")
+    s_T_: Tensor
+    W_lda_: Tensor
+    b_lda_: Tensor
+    rho_: Tensor
+    prototypes_: Tensor
+
+    def __init__(
+        self,
+        K: int = 8,
+        r: int = 60,
+        *,
+        prototypes_online: bool = False,
+        smoothing: float = 0.0,
+        pixels_per_class: int | None = None,
+        memory: int = 2**30,
+        iterations: int = 20,
+        seed: int = 0,
+        C: int | None = None,
+    ):
+        super().__init__()
+        self.K, self.r, self.C = K, r, C
+        self.prototypes_online, self.smoothing = prototypes_online, smoothing
+        self.pixels_per_class, self.memory = pixels_per_class, memory
+        self.iterations, self.seed = iterations, seed
+        self._moments: ClassMoments | None = None
+        self._reservoir: Reservoir | None = None
+
+    def bind(self, where: str, *, d: int, C: int) -> None:
+        super().bind(where, d=d, C=C)
+        self.C = C
+
+    def _classes(self) -> int:
+        if self.C is None:
+            raise FitError(f"{self} must know the number of classes: pass C=, or give it to a Distiller")
+        return self.C
+
+    def num_labels(self) -> int:
+        return self.K * self._classes()
+
+    def settings(self) -> dict[str, object]:
+        names = ("K", "r", "C", "smoothing", "pixels_per_class", "memory", "iterations", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def reset(self) -> None:
+        super().reset()
+        self._moments = self._reservoir = None
+
+    def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
+        self._check_map(f_T)
+        C, d = self._classes(), f_T.shape[1]
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= C):
+            raise FitError(f"labels at {self.where!r} run from {int(y.min())} to {int(y.max())}; with {C} classes they are 0 to {C - 1}")
+        if self._moments is None or self._reservoir is None:
+            self._moments = ClassMoments.zeros(C, d)
+            self._reservoir = Reservoir(self.pixels_per_class or max(self.K, self.memory // (4 * C * d)), groups=C, seed=self.seed)
+        self._moments.add(f_T, y)
+        self._reservoir.add(f_T, y, index)
+
+    def finish(self) -> None:
+        C = self._classes()
+        seen = torch.zeros(C) if self._reservoir is None else self._reservoir.seen
+        short = [f"class {c} has {int(n)}" for c, n in enumerate(seen) if n < self.K or n == 0]
+        if self._moments is None or self._reservoir is None or short:
+            raise FitError(
+                f"every class needs at least K_inter={self.K} pixels at {self.where!r}, but {', '.join(short[:5])}"
+                f"{f' and {len(short) - 5} more fall short' if len(short) > 5 else ''}; show more images of them or lower K_inter"
+            )
+        if C < 2:
+            raise FitError(f"LDA at {self.where!r} tells classes apart and there is only one")
+        W, b = self._moments.lda(self.r)  # W_LDA, b_LDA <- LDA(F, Y), Alg. 2, offline
+        F, y = self._reservoir.sample()
+        self._moments = self._reservoir = None
+        F_lda = F.double() @ W.T + b  # Conv1x1(F, W_LDA, b_LDA)                                [n r]
+        F_lda = F_lda.float()
+        rho = torch.stack([kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)])  # rho_c
+        self.W_lda_, self.b_lda_, self.rho_ = W.float(), b.float(), rho
+        own = torch.empty_like(y)
+        for c in range(C):
+            own[y == c] = c * self.K + nearest_centre(F_lda[y == c], rho[c])  # h_1
+        self.prototypes_ = _means(F_lda, own, rho.flatten(0, 1)).unflatten(0, (C, self.K))  # prot^{k,c}
+        self.s_T_ = transition_scores(own, self.h2(F_lda), C * self.K, smoothing=self.smoothing).float()  # Alg. 2, offline
+        self.report_ = {
+            "pixels seen": int(seen.sum()),
+            "pixels counted": len(F),
+            "LDA components": len(W),
+            "mean of own sub-class": float(self.s_T_.diagonal().mean()),
+        }
+
+    def z(self, f_T: Float[Tensor, "b d h w"]) -> Float[Tensor, "n r"]:
+        """z = LDA(f_T), a 1x1 convolution; pixels as rows."""
+        self._check_fitted()
+        self._check_channels(f_T, self.W_lda_.shape[1])
+        return pixels(f_T.to(self.W_lda_.dtype)) @ self.W_lda_.T + self.b_lda_  # Alg. 2, online
+
+    def h1(self, z: Float[Tensor, "n r"], c: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+        """h_1(z; c): the sub-class of class c whose centre is nearest to z, counted among all C·K."""
+        centres = self.prototypes_ if self.prototypes_online else self.rho_
+        half_norm = 0.5 * (centres * centres).sum(dim=2)  # [C K]
+        score = (centres[c] @ z[:, :, None]).squeeze(2) - half_norm[c]  # [n K]
+        return c * self.K + score.argmax(dim=1)  # h_1, Alg. 2, online
+
+    def h2(self, z: Float[Tensor, "n r"]) -> Int[Tensor, "n"]:
+        """h_2(z): the sub-class whose prototype is nearest to z, of any class."""
+        return nearest_centre(z, self.prototypes_.flatten(0, 1))  # h_2, NNSearch(F_LDA, prot)
+
+    def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
+        z = self.z(f_T)
+        b, _, h, w = f_T.shape
+        k_star = self.h1(z, y.repeat_interleave(h * w))
+        return self.s_T_[k_star].reshape(b, h, w, -1).permute(0, 3, 1, 2)  # p_T <- s_T(k*), Alg. 2, online
+
+    def extra_repr(self) -> str:
+        return f"K={self.K}, r={self.r}"
+
+
+def _means(f: Float[Tensor, "n d"], group: Int[Tensor, "n"], otherwise: Float[Tensor, "M d"]) -> Float[Tensor, "M d"]:
+    """Mean of the rows of each group; `otherwise` where a group is empty."""
+    n = torch.bincount(group, minlength=len(otherwise)).double()[:, None]
+    sums = torch.zeros(otherwise.shape, dtype=torch.float64).index_add_(0, group, f.double())
+    return torch.where(n > 0, sums / n.clamp_min(1), otherwise.double()).to(f.dtype)

@@ -1,0 +1,203 @@
+"""Places in a model: reading features there (`Taps`) and putting a layer there (`graft`). The only file that registers hooks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from letkd.errors import TapError, nearest
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A place in a model: the output (or the input) of the module at `path`.
+
+    Args:
+        path: as in `model.get_submodule(path)`.
+        channels: d of the map there, where the model's own table knows it.
+        stride: input height over map height, where the table knows it.
+        io: which side of the module is read.
+    """
+
+    path: str
+    channels: int | None = None
+    stride: int | None = None
+    io: Literal["output", "input"] = "output"
+
+
+def find_module(model: nn.Module, path: str) -> nn.Module:
+    """The module at `path`, or a sentence with the nearest names there are."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        names = [name for name, _ in model.named_modules() if name]
+        raise TapError(f"{type(model).__name__} has no module {path!r}; nearest: {nearest(path, names)}") from None
+
+
+def as_taps(model: nn.Module, named: Mapping[str, Tap | str] | None = None) -> dict[str, Tap]:
+    """The role table of a model: its own `taps` attribute (zoo models carry one), then what the caller names."""
+    own = getattr(model, "taps", None)
+    table: dict[str, Tap] = dict(own) if isinstance(own, Mapping) else {}
+    for role, tap in (named or {}).items():
+        table[role] = Tap(tap) if isinstance(tap, str) else tap
+    for tap in table.values():
+        find_module(model, tap.path)
+    return table
+
+
+class Taps:
+    """Runs a model and returns its output together with the features at named places.
+
+    Hooks live only while the model runs, so between calls the model is as it was: it can be copied, pickled and exported.
+    A module that runs twice in one forward, or not at all, is an error: which of its outputs would be meant?
+    """
+
+    def __init__(self, model: nn.Module, taps: Mapping[str, Tap]):
+        self.model = model
+        self.taps = dict(taps)
+        self._modules = {role: find_module(model, tap.path) for role, tap in self.taps.items()}
+
+    def __call__(self, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
+        seen: dict[str, Tensor] = {}
+        handles = []
+        try:
+            for role, tap in self.taps.items():
+                hook = _Reader(seen, role, tap, type(self.model).__name__)
+                handles.append(self._modules[role].register_forward_hook(hook, with_kwargs=False))
+            output = self.model(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for role, tap in self.taps.items():
+            if role not in seen:
+                raise TapError(
+                    f"tap {role!r}: module {tap.path!r} of {type(self.model).__name__} did not run in its forward; "
+                    "name a module that does (a ModuleList, for one, never runs itself)"
+                )
+        return output, seen
+
+
+class _Reader:
+    def __init__(self, seen: dict[str, Tensor], role: str, tap: Tap, model: str):
+        self.seen, self.role, self.tap, self.model = seen, role, tap, model
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> None:
+        value = output if self.tap.io == "output" else (args[0] if args else None)
+        where = f"tap {self.role!r}: the {self.tap.io} of module {self.tap.path!r} of {self.model}"
+        if not isinstance(value, Tensor):
+            raise TapError(f"{where} is a {type(value).__name__}, not a tensor; name a module inside it that gives one")
+        if self.role in self.seen:
+            raise TapError(f"{where} was computed twice in one forward; name a module that runs once")
+        self.seen[self.role] = value
+
+
+@dataclass(frozen=True)
+class Graft:
+    """A layer that was put into a model; `remove` takes it out again and leaves the model as it was."""
+
+    host: nn.Module
+    name: str
+    handle: Any = None
+
+    def remove(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+        del self.host._modules[self.name]
+
+
+class _Then:
+    """Forward hook that feeds a module's output to its grafted child: finds the child by name, so copies find their own."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        return module.get_submodule(self.name)(output)
+
+
+def graft(model: nn.Module, layer: nn.Module, after: str, name: str = "kd_layer") -> Graft:
+    """Put `layer` behind the module at path `after`: from then on the module's output is `layer(output)`.
+
+    The layer becomes the child `name` of that module, so the model's own state-dict keys stay as they are, plain
+    checkpoints load, and `deepcopy`, `pickle`, `torch.export` and `torch.compile` work. A plain `nn.Sequential` runs
+    its children in turn, so there the child alone is enough; elsewhere a hook calls it.
+    """
+    host = find_module(model, after)
+    if hasattr(host, name):
+        raise TapError(f"module {after!r} of {type(model).__name__} has a child {name!r} already; graft under another name")
+    host.add_module(name, layer)
+    if type(host).forward is nn.Sequential.forward:
+        return Graft(host, name)
+    return Graft(host, name, host.register_forward_hook(_Then(name)))
+
+
+def as_logits(output: Any, model: nn.Module) -> Tensor:
+    """The logits [b C] in what a model returns: the tensor itself, or the `logits` of an answer object."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+        raise TapError(f"{type(model).__name__} must return logits [b C]; it returned {got}; wrap it so that it does")
+    return logits
+
+
+@torch.no_grad()
+def probe(model: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> tuple[Any, dict[str, Tensor]]:
+    """One forward in eval mode that leaves no trace in the model (no gradient, no BN update, the same train/eval flags)."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        return Taps(model, taps)(example)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
+    """Propose `penultimate` and `intermediate` for a model that has no table of its own.
+
+    penultimate: the last map with more than one pixel, at the shallowest path that gives it. intermediate: the first block of
+    the last stage, i.e. the first of the siblings that all give maps of that size inside the last container. A proposal to
+    look at, not a promise: a network whose stages are not containers gets no `intermediate`.
+    """
+    ran: list[tuple[str, tuple[int, ...]]] = []
+    handles = []
+
+    def note(path: str):
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            if isinstance(output, Tensor) and output.ndim == 4 and output.shape[-2] * output.shape[-1] > 1:
+                ran.append((path, tuple(output.shape)))
+
+        return hook
+
+    try:
+        handles = [module.register_forward_hook(note(path)) for path, module in model.named_modules() if path]
+        probe(model, {}, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not ran:
+        raise TapError(f"{type(model).__name__} gives no map [b d h w] with more than one pixel; name the taps yourself")
+    height = example.shape[-2]
+
+    def tap(path: str, shape: tuple[int, ...]) -> Tap:
+        return Tap(path, channels=shape[1], stride=height // shape[-2])
+
+    last_path, last_shape = ran[-1]
+    found = {"penultimate": tap(last_path, last_shape)}
+    blocks = _first_of_last_stage(ran, last_shape[-2:])
+    if blocks is not None:
+        found["intermediate"] = tap(*blocks)
+    return found
+
+
+def _first_of_last_stage(ran: list[tuple[str, tuple[int, ...]]], size: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+    paths = {path for path, _ in ran}
+    stages: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for path, shape in ran:
+        parent, _, child = path.rpartition(".")
+        is_block = child.isdigit() and any(other.startswith(f"{path}.") for other in paths)
+        if is_block and shape[-2:] == size:
+            stages.setdefault(parent, []).append((path, shape))
+    return list(stages.values())[-1][0] if stages else None

@@ -1,0 +1,1 @@
+"""Training: the loop, the optimiser, checkpoints, evaluation and run folders."""

@@ -1,0 +1,189 @@
+"""One training run, from a recipe to a result: the only file that imports Fabric."""
+
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from letkd.data import Augment, Dataset, Loader, Split, load_data
+from letkd.distiller import Distiller
+from letkd.errors import RecipeError, nearest
+from letkd.methods import METHODS
+from letkd.models import create_model, load_weights, save_weights
+from letkd.progress import bar, on_terminal, say
+from letkd.recipes.schema import Network, Recipe
+from letkd.student import save_student
+from letkd.train.checkpoint import load_checkpoint, save_checkpoint
+from letkd.train.evaluate import Accuracy, evaluate
+from letkd.train.optim import lr_at, sgd
+from letkd.train.runs import Result, RunFolder
+
+
+def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None = None) -> Result:
+    """Train as the recipe says, in `folder`; a run that was stopped goes on, one that is finished just gives its result.
+
+    Args:
+        supervision: folder with fitted supervisions to share between runs; `folder/supervision` where not given.
+
+    The last epoch is what is reported. The epoch that was best on the validation split is kept beside it. The test split is
+    read once, at the end.
+    """
+    from lightning_fabric import Fabric
+
+    run = RunFolder(folder, recipe)
+    if run.result is not None:
+        say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
+        return run.result
+    started = time.monotonic()
+    fabric = Fabric(accelerator="auto", devices=1, precision=recipe.train.precision)
+    fabric.seed_everything(recipe.train.seed, verbose=False)
+    data = read_data(recipe)
+    distiller = build_distiller(recipe, data)
+    fit(distiller, recipe, data, supervision or run.path / "supervision")
+    model, optimizer = fabric.setup(distiller, sgd(distiller, recipe.optim))
+    batches = train_loader(recipe, data)
+    extra = {"best_val": None, "best_val_epoch": None, "seconds": 0.0}
+    resumed = load_checkpoint(run.last, distiller, optimizer)
+    first = 1
+    if resumed is not None:
+        first, extra = resumed[0] + 1, resumed[1]
+        run.rewind(resumed[0])
+        say(f"{run.path}: goes on after epoch {resumed[0]}")
+    before = extra["seconds"]
+    steps = min(len(batches), recipe.train.steps or len(batches))
+    tell = _teller()
+    with bar(f"{recipe.title or 'training'}, seed {recipe.train.seed}", (recipe.train.epochs + 1 - first) * steps) as tick:
+        for epoch in range(first, recipe.train.epochs + 1):
+            batches.set_epoch(epoch)
+            for group in optimizer.param_groups:
+                group["lr"] = lr_at(epoch, recipe.optim)
+            model.train()
+            seen, correct, sums = 0, 0, {}
+            for batch in islice(batches, steps):
+                batch = batch.to(fabric.device)
+                step = model(batch)
+                fabric.backward(step.loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                seen += len(batch.y)
+                correct += int((step.logits.argmax(dim=1) == batch.y).sum())
+                for name, term in {"loss": step.loss, **step.terms}.items():
+                    sums[name] = sums.get(name, 0.0) + term.item()
+                tick(f"epoch {epoch}  loss {step.loss.item():.3f}")
+            held = evaluate(distiller.student, eval_loader(recipe, data, data.val)) if len(data.val) else None
+            extra["seconds"] = before + time.monotonic() - started
+            if held is not None and (extra["best_val"] is None or held.top1 > extra["best_val"]):
+                extra |= {"best_val": held.top1, "best_val_epoch": epoch}
+                save_weights(distiller.student, run.best_on_validation, {"epoch": str(epoch)})
+            save_checkpoint(run.last, distiller, optimizer, epoch=epoch, extra=extra)
+            row = {"epoch": epoch, "lr": lr_at(epoch, recipe.optim), "train_top1": 100 * correct / max(seen, 1)}
+            row |= {name: value / steps for name, value in sums.items()}
+            row |= {"val_top1": None if held is None else held.top1, "seconds": extra["seconds"]}
+            run.log(row)
+            tell(epoch, recipe.train.epochs, row)
+
+    return _finish(run, distiller, recipe, data, extra, before + time.monotonic() - started)
+
+
+def _teller(every: float = 10.0):
+    """Plain lines for logs, where no bar is seen: the epochs' rows, no more than one in `every` seconds."""
+    said = time.monotonic()
+
+    def tell(epoch: int, epochs: int, row: dict) -> None:
+        nonlocal said
+        if not on_terminal() and time.monotonic() - said >= every:
+            said = time.monotonic()
+            val = "" if row["val_top1"] is None else f"  val {row['val_top1']:.2f} %"
+            say(f"epoch {epoch}/{epochs}  loss {row['loss']:.3f}  train {row['train_top1']:.2f} %{val}")
+
+    return tell
+
+
+def _finish(run: RunFolder, distiller: Distiller, recipe: Recipe, data: Dataset, extra: dict, seconds: float) -> Result:
+    student = distiller.export()
+    test = eval_loader(recipe, data, data.test)
+    last = evaluate(student, test)
+    held = evaluate(student, eval_loader(recipe, data, data.val)) if len(data.val) else None
+    save_student(
+        student, run.student, model=recipe.student.model, num_classes=data.num_classes, classes=data.classes, mean=data.mean, std=data.std
+    )
+    best: Accuracy | None = None
+    if run.best_on_validation.exists():
+        load_weights(student, run.best_on_validation)
+        best = evaluate(student, test)
+    result = Result(
+        last_test=last.top1,
+        last_test_top5=last.top5,
+        last_val=None if held is None else held.top1,
+        best_val=extra["best_val"],
+        best_val_epoch=extra["best_val_epoch"],
+        best_val_test=None if best is None else best.top1,
+        parameters=sum(parameter.numel() for parameter in student.parameters()),
+        epochs=recipe.train.epochs,
+        seconds=seconds,
+    )
+    run.finish(result)
+    return result
+
+
+def read_data(recipe: Recipe) -> Dataset:
+    """The recipe's data set, with the recipe's normalisation where it has one of its own."""
+    table = recipe.data
+    data = load_data(table.name, root=table.root, val=table.val, fraction=table.fraction)
+    return replace(data, mean=table.mean or data.mean, std=table.std or data.std)
+
+
+def train_loader(recipe: Recipe, data: Dataset) -> Loader:
+    """Shuffled and augmented, the last incomplete batch dropped, as the authors do."""
+    table = recipe.data
+    augment = Augment(pad=table.crop, mode=table.padding, flip=data.flip)
+    size = min(table.batch_size, len(data.train))
+    return Loader(data.train, size, mean=data.mean, std=data.std, augment=augment, shuffle=True, drop_last=True, seed=recipe.train.seed)
+
+
+def eval_loader(recipe: Recipe, data: Dataset, split: Split) -> Loader:
+    """In order, not augmented: for evaluation and for the offline fits."""
+    return Loader(split, max(recipe.data.batch_size, 128), mean=data.mean, std=data.std)
+
+
+def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
+    """Student, teacher and methods as the recipe names them."""
+    unknown = [name for name in recipe.methods if name not in METHODS]
+    if unknown:
+        raise RecipeError("; ".join(f"there is no method {name!r} (nearest: {nearest(name, METHODS)})" for name in unknown))
+    methods = [METHODS[name].from_recipe(table) for name, table in recipe.methods.items()]
+    student = build_network(recipe.student, data)
+    if not methods:
+        return Distiller(student, weights=recipe.weights)
+    if recipe.teacher is None or recipe.teacher.weights is None:
+        raise RecipeError(
+            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights (train one with "
+            f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
+        )
+    teacher = build_network(recipe.teacher, data)
+    example = torch.zeros(1, *data.train.images.shape[1:])
+    return Distiller(
+        student,
+        teacher,
+        methods,
+        weights=recipe.weights,
+        student_taps=recipe.student.taps,
+        teacher_taps=recipe.teacher.taps,
+        example=example,
+    )
+
+
+def build_network(table: Network, data: Dataset) -> nn.Module:
+    """A network with its weights, if it has any."""
+    return create_model(table.model, num_classes=data.num_classes, weights=table.weights)
+
+
+def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:
+    """Run, or find on disk, the offline parts: one pass over the training images, in order, not augmented."""
+    if not distiller.fittings():
+        return
+    name = f"{data.name} {data.train.fingerprint()} mean {data.mean} std {data.std}"
+    distiller.fit(eval_loader(recipe, data, data.train), folder=folder, data=name, force=force)

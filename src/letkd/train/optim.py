@@ -1,0 +1,18 @@
+"""SGD and its step schedule, as the recipe has them."""
+
+from torch import nn, optim
+
+from letkd.recipes.schema import Optim
+
+
+def sgd(module: nn.Module, recipe: Optim) -> optim.SGD:
+    """SGD over every trainable parameter: student, KD layers and adapters alike, weight decay on all of them."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return optim.SGD(
+        parameters, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov and recipe.momentum > 0, weight_decay=recipe.weight_decay
+    )
+
+
+def lr_at(epoch: int, recipe: Optim) -> float:
+    """The learning rate of an epoch counted from 1: it falls by gamma after each milestone that has passed."""
+    return recipe.lr * recipe.gamma ** sum(epoch > milestone for milestone in recipe.milestones)

@@ -1,0 +1,157 @@
+"""What holds of every loader, whatever the numbers: an epoch is a permutation, and (seed, epoch) says which."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from letkd.data import Augment, Loader, Split
+from letkd.data.base import normalise, stratified
+from letkd.errors import DataError
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+
+
+def a_split(n: int, C: int = 5) -> Split:
+    g = torch.Generator().manual_seed(n)
+    return Split(torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=g), torch.randint(C, (n,), generator=g))
+
+
+def batches(n: int, b: int, epoch: int = 1, **options):
+    loader = Loader(a_split(n), b, mean=MEAN, std=STD, **options)
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+def same(one, two) -> bool:
+    return len(one) == len(two) and all(
+        torch.equal(p.x, q.x) and torch.equal(p.y, q.y) and torch.equal(p.index, q.index) and p.epoch == q.epoch
+        for p, q in zip(one, two, strict=True)
+    )
+
+
+sizes = st.integers(1, 60)
+seeds = st.integers(0, 2**40)
+epochs = st.integers(1, 500)
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=sizes, b=st.integers(1, 70), seed=seeds, epoch=epochs, shuffle=st.booleans())
+def test_every_image_once_an_epoch_with_its_own_label_and_pixels(n, b, seed, epoch, shuffle):
+    split = a_split(n)
+    got = batches(n, b, epoch, seed=seed, shuffle=shuffle)
+    index = torch.cat([batch.index for batch in got])
+    assert sorted(index.tolist()) == list(range(n))
+    assert shuffle or index.tolist() == list(range(n))
+    assert len(got) == len(Loader(split, b, mean=MEAN, std=STD))
+    assert [len(batch.y) for batch in got[:-1]] == [b] * (len(got) - 1)
+    for batch in got:
+        assert batch.epoch == epoch
+        assert torch.equal(batch.y, split.labels[batch.index])
+        assert torch.equal(batch.x, normalise(split.images[batch.index], MEAN, STD))
+
+
+@settings(deadline=None, max_examples=40)
+@given(n=sizes, b=st.integers(1, 60), seed=seeds)
+def test_drop_last_gives_whole_batches_only(n, b, seed):
+    if b > n:
+        with pytest.raises(DataError, match=f"would leave out all {n} images"):
+            batches(n, b, drop_last=True)
+        return
+    got = batches(n, b, seed=seed, shuffle=True, drop_last=True)
+    assert [len(batch.y) for batch in got] == [b] * (n // b)
+    assert len(set(torch.cat([batch.index for batch in got]).tolist())) == n // b * b
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, epoch=epochs)
+def test_same_seed_and_epoch_same_batches_whatever_the_global_generators_do(seed, epoch):
+    options = {"seed": seed, "shuffle": True, "augment": Augment()}
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    one = batches(40, 16, epoch, **options)
+    torch.manual_seed(2)
+    np.random.seed(2)
+    random.seed(2)
+    state = torch.get_rng_state()
+    assert same(one, batches(40, 16, epoch, **options))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, epoch=epochs)
+def test_another_epoch_or_seed_gives_another_order_and_other_crops(seed, epoch):
+    options = {"shuffle": True, "augment": Augment()}
+    for other in (batches(40, 40, epoch + 1, seed=seed, **options), batches(40, 40, epoch, seed=seed + 1, **options)):
+        this = batches(40, 40, epoch, seed=seed, **options)
+        assert not torch.equal(this[0].index, other[0].index)
+        assert not torch.equal(this[0].x[this[0].index.argsort()], other[0].x[other[0].index.argsort()])
+
+
+def test_the_order_does_not_depend_on_the_augmentation():
+    plain, augmented = (batches(40, 7, seed=5, shuffle=True, augment=a) for a in (None, Augment()))
+    assert all(torch.equal(p.index, q.index) for p, q in zip(plain, augmented, strict=True))
+    assert not any(torch.equal(p.x, q.x) for p, q in zip(plain, augmented, strict=True))
+
+
+def test_two_walks_at_once_do_not_disturb_each_other():
+    loader = Loader(a_split(20), 4, mean=MEAN, std=STD, shuffle=True, augment=Augment())
+    alone = list(loader)
+    first, second = zip(*((p, q) for p, q in zip(loader, loader, strict=True)), strict=True)
+    assert same(alone, first)
+    assert same(alone, second)
+
+
+def test_an_epoch_named_during_a_walk_is_for_the_next_walk():
+    loader = Loader(a_split(20), 4, mean=MEAN, std=STD, shuffle=True)
+    expected = list(loader)
+    walk = iter(loader)
+    loader.set_epoch(9)
+    assert same(expected, list(walk))
+    assert {batch.epoch for batch in loader} == {9}
+
+
+def test_batches_are_the_caller_s_own():
+    split = a_split(8)
+    before = split.fingerprint()
+    for batch in Loader(split, 4, mean=MEAN, std=STD):
+        batch.x.zero_()
+        batch.y.zero_()
+    assert Split(split.images, split.labels).fingerprint() == before
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_bad_batch_size(batch_size):
+    with pytest.raises(DataError, match=f"batch_size={batch_size}: a batch has 1 image or more"):
+        Loader(a_split(4), batch_size, mean=MEAN, std=STD)
+
+
+def test_bad_epoch_and_seed():
+    loader = Loader(a_split(4), 2, mean=MEAN, std=STD)
+    with pytest.raises(DataError, match=r"epoch 0 .* epochs count from 1"):
+        loader.set_epoch(0)
+    with pytest.raises(DataError, match="seed=-1: seeds are 0 or more"):
+        Loader(a_split(4), 2, mean=MEAN, std=STD, seed=-1)
+
+
+def test_an_empty_split_has_no_batches():
+    loader = Loader(a_split(4).subset(torch.arange(0)), 2, mean=MEAN, std=STD)
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=80).map(torch.tensor),
+    shares=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_stratified_takes_its_count_of_every_class_and_smaller_draws_lie_in_larger(labels, shares, seed):
+    small, large = (stratified(labels, lambda n, share=share: int(share * n), seed=(seed, 0)) for share in shares)
+    for c, n in zip(*labels.unique(return_counts=True), strict=True):
+        assert int(small[labels == c].sum()) == int(shares[0] * int(n))
+    assert bool((large | ~small).all())
