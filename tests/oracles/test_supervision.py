@@ -159,19 +159,31 @@ def test_lda_is_scikit_learns(d, classes, r, options):
     assert W.shape == (kept, d)
     sklearn = LinearDiscriminantAnalysis(solver="svd", n_components=kept)
     expected = torch.from_numpy(sklearn.fit(rows.numpy(), labels.numpy()).transform(rows.numpy()))
-    z = rows @ W.T + b
-    torch.testing.assert_close(up_to_sign(expected, z), expected, rtol=1e-6, atol=1e-6)
+    z, N = rows @ W.T + b, len(rows)
+    scale = float(z.norm() / expected.norm())  # scikit-learn divides S_w by N − C, newer versions by N
+    assert scale == pytest.approx(1) or scale == pytest.approx(math.sqrt((N - classes) / N))
+    torch.testing.assert_close(up_to_sign(expected, z), scale * expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"dead": (1,)}, {"constant": (0, 3)}])
 def test_lda_gives_unit_within_class_covariance_and_zero_mean(options):
     f, y = labelled(80, 6, 5, **options)
     W, b = moments_of(f, y, 5).lda(60)
-    assert not W[:, [*options.get("dead", ()), *options.get("constant", ())]].any()
     z, labels = pixels(f) @ W.T + b, y.repeat_interleave(6)
     torch.testing.assert_close(z.mean(dim=0), torch.zeros(len(W)).double(), rtol=0, atol=1e-9)
     centred = torch.cat([z[labels == c] - z[labels == c].mean(dim=0) for c in range(5)])
     torch.testing.assert_close(centred.T @ centred / (len(z) - 5), torch.eye(len(W)).double(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0072524815797805784, 0.1, 1.4225894212722778, 267.1349048614502])
+def test_lda_gives_no_weight_to_a_channel_that_never_varies(value):
+    """In streamed moments its variance is rounding, whose sign and size are chance."""
+    f, y = labelled(200, 6, 5)
+    f[:, 2] = value
+    for batch in (3, 7, 200):
+        W, _ = moments_of(f, y, 5, batch).lda(60)
+        assert len(W) == 4
+        assert W[:, 2].abs().max() < 1e-12
 
 
 def test_lda_drops_a_channel_that_repeats_another():
@@ -300,10 +312,10 @@ def one_sample(n: int, capacity: int, *, seed: int, h: int = 1, w: int = 1, batc
 
 @pytest.mark.parametrize(("n", "h", "w"), [(60, 1, 1), (5, 4, 3)])
 def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
-    trials, capacity = 600, 15
+    trials, capacity = 400, 15
     counts = np.zeros(60)
     for seed in range(trials):
-        kept = one_sample(n, capacity, seed=seed, h=h, w=w, batch=3)
+        kept = one_sample(n, capacity, seed=seed, h=h, w=w, batch=-(-n // 2))
         assert len(set(kept)) == capacity
         counts[kept] += 1
     share = capacity / 60
@@ -313,8 +325,8 @@ def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
 
 
 def test_reservoir_keeps_pairs_of_neighbours_as_often_as_any_pair():
-    trials = 600
-    together = sum(sum(b - a == 1 for a, b in zip(kept, kept[1:], strict=False)) for kept in (one_sample(40, 10, seed=s) for s in range(trials)))
+    trials = 400
+    together = sum(sum(b - a == 1 for a, b in zip(kept, kept[1:], strict=False)) for kept in (one_sample(40, 10, seed=s, batch=20) for s in range(trials)))
     expected = 39 * (10 * 9) / (40 * 39) * trials
     assert together == pytest.approx(expected, rel=0.1)
 
@@ -337,6 +349,6 @@ def test_reservoir_that_holds_all_gives_all_in_order():
 
 def test_reservoir_memory_stays_bounded():
     reservoir = Reservoir(50, seed=0)
-    for part in numbered(5000).split(20):
+    for part in numbered(2000).split(20):
         reservoir.add(part, torch.zeros(len(part), dtype=torch.int64))
         assert sum(len(rows) for *_, rows in reservoir._kept) <= 1.25 * 50 + 20

@@ -1,7 +1,7 @@
 """Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- what the user sets."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,20 @@ def list_methods() -> list[str]:
     return sorted(path.stem for path in (HERE / "methods").glob("*.toml"))
 
 
-def resolve(name: str | Path | None, *, method: str | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
+def resolve(
+    name: str | Path | None,
+    *,
+    method: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
     """The recipe of a cell such as `cifar100/rn56-rn20/letkd-2`, of a pair with `method`, or of a TOML file of one's own.
 
     Args:
         name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
         method: a row of the table; `ce` (the student alone) where nothing says otherwise.
-        overrides: what the user sets last, as a table of dotted keys or as `key=value` strings with TOML values.
+        overrides: what the caller sets, by dotted keys.
+        settings: what the user sets last, as `key=value` strings with TOML values.
     """
     layers: list[dict[str, Any]] = [_read(HERE / "base.toml")]
     pair: dict[str, Any] = {}
@@ -46,10 +53,12 @@ def resolve(name: str | Path | None, *, method: str | None = None, overrides: Ma
         if method not in list_methods():
             raise RecipeError(f"there is no method {method!r}; nearest: {nearest(method, list_methods())}")
         layers += [_read(HERE / "methods" / f"{method}.toml"), exceptions.get(method, {})]
-    layers += [own, _from_overrides(overrides)]
     table: dict[str, Any] = {}
-    for layer in layers:
+    for layer in [*layers, own]:
         table = merge(table, layer)
+    if method == "teacher":
+        table["student"] = {**table.pop("teacher", {}), "weights": None}
+    table = merge(table, _nested([*(overrides or {}).items(), *map(_parse, settings)]))
     return validate(table, f"recipe {name or 'base'}")
 
 
@@ -83,14 +92,14 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _from_overrides(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    items = overrides.items() if isinstance(overrides, Mapping) else map(_parse, overrides)
+def _nested(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A table from dotted keys."""
     table: dict[str, Any] = {}
     for key, value in items:
-        parts = key.split(".")
-        for part in reversed(parts[1:]):
+        first, *rest = key.split(".")
+        for part in reversed(rest):
             value = {part: value}
-        table = merge(table, {parts[0]: value})
+        table = merge(table, {first: value})
     return table
 
 

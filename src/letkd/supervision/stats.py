@@ -127,9 +127,10 @@ class ClassMoments:
         mean = self.sums / self.n[:, None]
         xbar = self.sums.sum(dim=0) / N
         within = (self.second - (self.sums.T @ mean)) / (N - C)  # S_w, pooled within-class covariance
-        std = within.diagonal().clamp_min(0).sqrt()
-        std[std <= 1e-12 * std.max()] = 1.0
-        variance, V = torch.linalg.eigh(within / std[:, None] / std)
+        spread, size = within.diagonal(), self.second.diagonal() / N
+        alive = spread > 1e-10 * size  # what is left of a channel that never varies is rounding
+        std = torch.where(alive, spread, 1.0).sqrt()
+        variance, V = torch.linalg.eigh(within / std[:, None] / std * alive * alive[:, None])
         keep = variance > tol**2
         whiten = V[:, keep] / std[:, None] / variance[keep].sqrt()  # [d k]: unit within-class covariance
         between = (self.n / (C - 1)).sqrt()[:, None] * (mean - xbar) @ whiten

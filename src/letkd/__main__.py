@@ -1,0 +1,3 @@
+from letkd.cli.main import main
+
+main()

@@ -1,0 +1,48 @@
+"""`letkd fit`: the offline part alone."""
+
+from typing import Annotated
+
+import typer
+
+from letkd.cli import options as o
+
+
+def fit(
+    cell: o.Cell = None,
+    method: o.Method = None,
+    data: o.Data = None,
+    root: o.Root = None,
+    teacher: o.Teacher = None,
+    teacher_weights: o.TeacherWeights = None,
+    teacher_tap: o.TeacherTap = None,
+    student: o.Student = None,
+    student_tap: o.StudentTap = None,
+    settings: o.Settings = None,
+    out: o.Out = None,
+    force: Annotated[bool, typer.Option("--force", help="Fit even if a fitted file matches.")] = False,
+) -> None:
+    """Fit the teacher's supervision (Alg. 1 and 2) and save it; what is there already and matches costs nothing."""
+    recipe = o.recipe_from(
+        cell,
+        method=method,
+        data=data,
+        root=root,
+        teacher=teacher,
+        teacher_weights=teacher_weights,
+        teacher_tap=teacher_tap,
+        student=student,
+        student_tap=student_tap,
+        settings=settings,
+    )
+    folder = o.run_folder(out, cell, recipe) / "supervision"
+
+    from letkd.train import loop
+
+    images = loop.read_data(recipe)
+    distiller = loop.build_distiller(recipe, images)
+    parts = distiller.fittings()
+    if not any(part.supervision.fitted_buffers for part in parts.values()):
+        print(f"{recipe.title or 'this recipe'} has nothing to fit")
+        return
+    loop.fit(distiller, recipe, images, folder, force=force)
+    print(f"fitted supervision: {folder}")

@@ -1,0 +1,52 @@
+"""The `letkd` command."""
+
+import os
+import sys
+
+import typer
+
+from letkd import __version__
+from letkd.cli import demo, evaluate, fit, train
+from letkd.errors import LetkdError
+
+app = typer.Typer(
+    name="letkd",
+    help="Distil image classifiers, with a layer that puts the teacher's knowledge inside the student.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("fit")(fit.fit)
+app.command("eval")(evaluate.evaluate)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
+    if debug:
+        os.environ["LETKD_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line: a wrong input is one sentence and exit code 2, a stop by Ctrl-C is 130."""
+    try:
+        app()
+    except LetkdError as error:
+        if os.environ.get("LETKD_DEBUG"):
+            raise
+        print(f"letkd: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("letkd: stopped; the same command goes on from the last finished epoch", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,82 @@
+"""Options that several verbs share, and how they become a recipe."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from letkd.errors import RecipeError
+
+if TYPE_CHECKING:
+    from letkd.recipes import Recipe
+
+Cell = Annotated[
+    str | None,
+    typer.Argument(help="A cell such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file of your own.", show_default=False),
+]
+Method = Annotated[str | None, typer.Option(help="A row of the table: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
+Data = Annotated[str | None, typer.Option(help="digits, cifar10 or cifar100.", show_default=False)]
+Root = Annotated[Path | None, typer.Option(help="Folder with the data set's official files.", show_default=False)]
+Teacher = Annotated[
+    str | None, typer.Option(help="Zoo name, package.module:callable or file.py:callable.", show_default=False)
+]
+TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
+TeacherTap = Annotated[
+    list[str] | None, typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False)
+]
+Student = Annotated[str | None, typer.Option(help="As --teacher.", show_default=False)]
+StudentTap = Annotated[list[str] | None, typer.Option(metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False)]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False)]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
+Supervision = Annotated[
+    Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
+]
+
+
+def recipe_from(
+    cell: str | None,
+    *,
+    method: str | None,
+    data: str | None,
+    root: Path | None,
+    teacher: str | None,
+    teacher_weights: Path | None,
+    teacher_tap: list[str] | None,
+    student: str | None,
+    student_tap: list[str] | None,
+    settings: list[str] | None,
+    **more: Any,
+) -> "Recipe":
+    """The recipe that a command line means."""
+    from letkd.recipes import resolve
+
+    values: dict[str, Any] = {
+        "data.name": data,
+        "data.root": None if root is None else str(root),
+        "teacher.model": teacher,
+        "teacher.weights": None if teacher_weights is None else str(teacher_weights),
+        "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
+        "student.model": student,
+        "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
+        **more,
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    return resolve(cell, method=method, overrides=given, settings=settings or [])
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    role, equals, path = text.partition("=")
+    if not (role and equals and path):
+        raise RecipeError(f"{option} {text!r}: write role=module.path, as in penultimate=layer3")
+    return role, path
+
+
+def run_folder(out: Path | None, cell: str | None, recipe: "Recipe") -> Path:
+    """Where a run goes when nobody says: under runs/, by its cell or by what it trains."""
+    if out is not None:
+        return out
+    if cell is not None and not cell.endswith(".toml"):
+        method = "" if cell.count("/") > 1 else f"-{recipe.title}"
+        return Path("runs") / (cell.replace("/", "-") + method).replace(" ", "-").lower()
+    name = f"{recipe.data.name}-{recipe.student.model}-{recipe.title or 'own'}"
+    return Path("runs") / "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lower()

@@ -1,0 +1,54 @@
+"""`letkd train`: one recipe, one or several seeds."""
+
+from typing import Annotated
+
+import typer
+
+from letkd.cli import options as o
+
+
+def train(
+    cell: o.Cell = None,
+    method: o.Method = None,
+    data: o.Data = None,
+    root: o.Root = None,
+    teacher: o.Teacher = None,
+    teacher_weights: o.TeacherWeights = None,
+    teacher_tap: o.TeacherTap = None,
+    student: o.Student = None,
+    student_tap: o.StudentTap = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs to train.", show_default="the recipe's")] = None,
+    seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many seeds, in turn.")] = 1,
+    settings: o.Settings = None,
+    out: o.Out = None,
+    supervision: o.Supervision = None,
+) -> None:
+    """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
+    recipe = o.recipe_from(
+        cell,
+        method=method,
+        data=data,
+        root=root,
+        teacher=teacher,
+        teacher_weights=teacher_weights,
+        teacher_tap=teacher_tap,
+        student=student,
+        student_tap=student_tap,
+        settings=settings,
+        **{"train.epochs": epochs, "train.seed": seed},
+    )
+    folder = o.run_folder(out, cell, recipe)
+
+    from rich.console import Console
+
+    from letkd.report.tables import Row, as_rich
+    from letkd.train.loop import train as run
+    from letkd.train.trials import run_trials
+
+    if trials == 1:
+        results = [run(recipe, folder, supervision=supervision)]
+    else:
+        results = run_trials(recipe, folder, trials, supervision=supervision)
+    Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
+    print(f"run folder: {folder}")
