@@ -9,7 +9,7 @@ import jaxtyping
 # Before letkd is first imported. `Self` means nothing to beartype outside a decorated class, so it counts as any object.
 jaxtyping.install_import_hook(
     ["letkd.layer", "letkd.functional", "letkd.supervision", "letkd.methods"],
-    "beartype.beartype(conf=beartype.BeartypeConf("
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True, "
     "hint_overrides=beartype.FrozenDict({__import__('typing').Self: object})))",
 )
 
@@ -127,7 +127,9 @@ def a_student(pair: str = "equal", seed: int = 0) -> Net:
     return a_net(5, seed=seed) if pair == "equal" else a_net(4, seed=seed, stride=4)
 
 
-def a_distiller(method: Method | list[Method], pair: str = "equal", *, seed: int = 0, teacher: Net | None = None, **options) -> Distiller:
+def a_distiller(
+    method: Method | list[Method], pair: str = "equal", *, seed: int = 0, teacher: Net | None = None, **options
+) -> Distiller:
     student, teacher = a_student(pair, seed), teacher or a_teacher()
     options = {"student_taps": TAPS, "teacher_taps": TAPS, "example": torch.zeros(1, 3, *SIZE), **options}
     torch.manual_seed(seed)

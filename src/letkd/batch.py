@@ -26,7 +26,9 @@ class Batch:
             return item
         if isinstance(item, Sequence) and len(item) in (2, 3) and all(isinstance(part, Tensor) for part in item):
             return cls(*item)
-        raise DataError(f"a loader must yield (x, y), (x, y, index) or letkd.Batch, with tensors inside; it gave a {type(item).__name__}")
+        raise DataError(
+            f"a loader must yield (x, y), (x, y, index) or letkd.Batch, with tensors inside; it gave a {type(item).__name__}"
+        )
 
     def to(self, device: torch.device | str) -> "Batch":
         index = None if self.index is None else self.index.to(device)

@@ -1,6 +1,7 @@
 """Distiller: a student, a frozen teacher and methods make one loss."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ class Distiller(nn.Module):
         try:
             for method in methods:
                 method.build(here, there)
+            sites = Counter(site for method in methods for site in method.fittings())
+            if twice := [site for site, n in sites.items() if n > 1]:
+                raise LetkdError(
+                    f"two methods have a site at {twice[0]!r}; name the place by another role for one of them, or drop it"
+                )
             # Graft first, tap second: taps may lie inside what was grafted.
             reads = [method.reads for method in methods]
             self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
@@ -113,10 +119,15 @@ class Distiller(nn.Module):
         view = View(batch, student, self._teach(batch.x))
         terms = {"ce": F.cross_entropy(logits, batch.y)}  # L_CE
         for method in self._methods():
-            terms |= method.terms(view)
+            own = method.terms(view)
+            if both := terms.keys() & own.keys():
+                raise LetkdError(f"two methods give the term {min(both)!r}, and only one of them would count; drop one")
+            terms |= own
         self._check_weights(terms)
         loss = torch.stack([self.weights.get(name, 1.0) * term for name, term in terms.items()]).sum()  # (3.2)
-        if self.checks and not torch.isfinite(loss):
+        if self.checks and not _all_finite(
+            [loss, *view.teacher.values()]
+        ):  # labels looked up hide the teacher's NaN from the loss
             raise NonFiniteError(_first_non_finite(view, terms))
         return Step(loss, terms, logits)
 
@@ -134,7 +145,9 @@ class Distiller(nn.Module):
     def _check_weights(self, terms: Mapping[str, Tensor]) -> None:
         for name in self.weights:
             if name not in terms:
-                raise LetkdError(f"there is a weight for the term {name!r}, and the terms are {', '.join(terms)}; nearest: {nearest(name, terms)}")
+                raise LetkdError(
+                    f"there is a weight for the term {name!r}, and the terms are {', '.join(terms)}; nearest: {nearest(name, terms)}"
+                )
 
     def fittings(self) -> dict[str, Fitting]:
         """The offline parts of all methods, by site."""
@@ -182,7 +195,10 @@ class Distiller(nn.Module):
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
                 part.supervision.finish()
             part.supervision.to(device)
-            facts = (f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}" for name, value in part.supervision.report_.items())
+            facts = (
+                f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
+                for name, value in part.supervision.report_.items()
+            )
             say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
 
     def _origin(self, part: Fitting, data: str) -> Origin:
@@ -216,7 +232,9 @@ def _example_for(*models: nn.Module) -> Tensor:
     size = next((size for size in sizes if size is not None), None)
     if size is None:
         names = " and ".join(type(model).__name__ for model in models)
-        raise TapError(f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found")
+        raise TapError(
+            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
+        )
     return torch.zeros(1, *size)
 
 
@@ -224,6 +242,10 @@ def _check_labels(y: Tensor, C: int | None) -> None:
     if len(y) and (int(y.min()) < 0 or (C is not None and int(y.max()) >= C)):
         wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
         raise DataError(f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}")
+
+
+def _all_finite(values: Iterable[Tensor]) -> bool:
+    return bool(torch.stack([torch.isfinite(value).all() for value in values]).all())
 
 
 def _first_non_finite(view: View, terms: Mapping[str, Tensor]) -> str:

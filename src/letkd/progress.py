@@ -43,7 +43,13 @@ def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
     opened = _active is None
     if opened:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        _active = Progress(TextColumn("{task.description}"), *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+        _active = Progress(
+            TextColumn("{task.description}"),
+            *columns,
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
         _active.start()
     progress = _active
     task = progress.add_task(description, total=total, note="")

@@ -202,6 +202,8 @@ def _first_of_last_stage(ran: list[tuple[str, tuple[int, ...]]], size: tuple[int
             stages.setdefault(parent, []).append((path, shape))
     # Parts of a block can be numbered, too, and so can stages: of those with several blocks, the outer ones count.
     stages = {parent: blocks for parent, blocks in stages.items() if len(blocks) > 1} or stages
-    inner = {parent for parent in stages for blocks in stages.values() for path, _ in blocks if f"{parent}.".startswith(f"{path}.")}
+    inner = {
+        parent for parent in stages for blocks in stages.values() for path, _ in blocks if f"{parent}.".startswith(f"{path}.")
+    }
     outer = [blocks for parent, blocks in stages.items() if parent not in inner]
     return outer[-1][0] if outer else None

@@ -84,7 +84,9 @@ def test_kd_layer_is_figure_2(mode, options):
     share = 0.1 if mode == "train" else 0.0  # the batch's, in the running statistics; of the variance the unbiased one
     for k in range(5):
         assert float(layer.bn.running_mean[k]) == pytest.approx((1 - share) * float(before[0][k]) + share * batch_mean[k])
-        assert float(layer.bn.running_var[k]) == pytest.approx((1 - share) * float(before[1][k]) + share * batch_var[k] * n / (n - 1))
+        assert float(layer.bn.running_var[k]) == pytest.approx(
+            (1 - share) * float(before[1][k]) + share * batch_var[k] * n / (n - 1)
+        )
 
 
 def test_kd_layer_gradients_are_those_of_its_formula():

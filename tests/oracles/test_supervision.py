@@ -99,7 +99,8 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
     best = KMeans(6, n_init=5, random_state=0).fit(pixels(f_T).numpy()).inertia_
     assert best * 0.999 <= inertia(pixels(f_T), supervision.rho_) < best * 1.15  # one random start
     gaps = [
-        min(squared_distance(one, two) for m, two in enumerate(supervision.rho_) if m != k) for k, one in enumerate(supervision.rho_)
+        min(squared_distance(one, two) for m, two in enumerate(supervision.rho_) if m != k)
+        for k, one in enumerate(supervision.rho_)
     ]
     assert float(supervision.nearest_) == pytest.approx(sum(gaps) / 6, rel=1e-5)
     assert supervision.report_ == {"pixels seen": 450, "pixels clustered": 450}
@@ -326,7 +327,10 @@ def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
 
 def test_reservoir_keeps_pairs_of_neighbours_as_often_as_any_pair():
     trials = 400
-    together = sum(sum(b - a == 1 for a, b in zip(kept, kept[1:], strict=False)) for kept in (one_sample(40, 10, seed=s, batch=20) for s in range(trials)))
+    together = sum(
+        sum(b - a == 1 for a, b in zip(kept, kept[1:], strict=False))
+        for kept in (one_sample(40, 10, seed=s, batch=20) for s in range(trials))
+    )
     expected = 39 * (10 * 9) / (40 * 39) * trials
     assert together == pytest.approx(expected, rel=0.1)
 

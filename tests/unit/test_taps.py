@@ -90,8 +90,14 @@ def test_an_unknown_path_gets_the_nearest_names(make):
 @pytest.mark.parametrize(
     ("tap", "sentence"),
     [
-        (Tap("conv"), r"tap 'here': the output of module 'conv' of Odd was computed twice in one forward; name a module that runs once"),
-        (Tap("pair"), r"tap 'here': the output of module 'pair' of Odd is a tuple, not a tensor; name a module inside it that gives one"),
+        (
+            Tap("conv"),
+            r"tap 'here': the output of module 'conv' of Odd was computed twice in one forward; name a module that runs once",
+        ),
+        (
+            Tap("pair"),
+            r"tap 'here': the output of module 'pair' of Odd is a tuple, not a tensor; name a module inside it that gives one",
+        ),
         (Tap("named", io="input"), r"tap 'here': the input of module 'named' of Odd is a NoneType, not a tensor"),
         (Tap("unused"), r"tap 'here': module 'unused' of Odd did not run in its forward; name a module that does"),
         (Tap("blocks"), r"module 'blocks' of Odd did not run in its forward; .*\(a ModuleList, for one, never runs itself\)"),
@@ -133,7 +139,9 @@ def test_as_logits_takes_a_tensor_or_an_answer_with_logits():
     logits = torch.zeros(2, 3)
     assert as_logits(logits, Net(4)) is logits
     assert as_logits(SimpleNamespace(logits=logits), Net(4)) is logits
-    with pytest.raises(TapError, match=r"Net must return logits \[b C\]; it returned a tensor \[2, 3, 1\]; wrap it so that it does"):
+    with pytest.raises(
+        TapError, match=r"Net must return logits \[b C\]; it returned a tensor \[2, 3, 1\]; wrap it so that it does"
+    ):
         as_logits(torch.zeros(2, 3, 1), Net(4))
     with pytest.raises(TapError, match=r"Net must return logits \[b C\]; it returned a tuple"):
         as_logits((logits, logits), Net(4))
@@ -254,19 +262,29 @@ def named(*parts: tuple[str, nn.Module], d: int) -> nn.Sequential:
 
 HAND_MADE = {
     "plain": (lambda: Net(4), "last", "last.0"),
-    "no containers": (lambda: named(("a", nn.Conv2d(3, 4, 3, 2)), ("b", nn.Conv2d(4, 5, 3)), ("relu", nn.ReLU()), d=5), "relu", None),
+    "no containers": (
+        lambda: named(("a", nn.Conv2d(3, 4, 3, 2)), ("b", nn.Conv2d(4, 5, 3)), ("relu", nn.ReLU()), d=5),
+        "relu",
+        None,
+    ),
     "stages as attributes": (
-        lambda: named(("s1", nn.Sequential(Block(3, 4, 2), Block(4, 4, 1))), ("s2", nn.Sequential(Block(4, 6, 2), Block(6, 6, 1))), d=6),
+        lambda: named(
+            ("s1", nn.Sequential(Block(3, 4, 2), Block(4, 4, 1))), ("s2", nn.Sequential(Block(4, 6, 2), Block(6, 6, 1))), d=6
+        ),
         "s2",
         "s2.0",
     ),
     "stages in a list of stages": (
-        lambda: named(("stages", nn.Sequential(nn.Sequential(Block(3, 4, 2)), nn.Sequential(Block(4, 6, 2), Block(6, 6, 1)))), d=6),
+        lambda: named(
+            ("stages", nn.Sequential(nn.Sequential(Block(3, 4, 2)), nn.Sequential(Block(4, 6, 2), Block(6, 6, 1)))), d=6
+        ),
         "stages",
         "stages.1.0",
     ),
     "one long list of mobile blocks": (
-        lambda: named(("features", nn.Sequential(conv(3, 4), Inverted(4, 6, 2), Inverted(6, 8, 2), Inverted(8, 8, 1), conv(8, 16))), d=16),
+        lambda: named(
+            ("features", nn.Sequential(conv(3, 4), Inverted(4, 6, 2), Inverted(6, 8, 2), Inverted(8, 8, 1), conv(8, 16))), d=16
+        ),
         "features",
         "features.2",
     ),
@@ -276,7 +294,9 @@ HAND_MADE = {
         "s2.0",
     ),
     "a layer behind the last stage": (
-        lambda: named(("s2", nn.Sequential(Block(3, 6, 2), Block(6, 6, 1))), ("bn", nn.BatchNorm2d(6)), ("relu", nn.ReLU()), d=6),
+        lambda: named(
+            ("s2", nn.Sequential(Block(3, 6, 2), Block(6, 6, 1))), ("bn", nn.BatchNorm2d(6)), ("relu", nn.ReLU()), d=6
+        ),
         "relu",
         "s2.0",
     ),

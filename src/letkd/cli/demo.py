@@ -11,7 +11,9 @@ METHODS = ("ce", "kd", "quest", "letkd-1", "letkd-2")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     trials: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 3,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="key=value for every recipe, e.g. train.epochs=2.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="key=value for every recipe, e.g. train.epochs=2.")
+    ] = None,
 ) -> None:
     """Train a teacher on scikit-learn's digits, then the same small student by CE, KD, QUEST, letKD-1 and letKD-2, and compare."""
     from rich.console import Console

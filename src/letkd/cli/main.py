@@ -47,6 +47,7 @@ def main() -> None:
             raise
         print(f"letkd: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("letkd: stopped; the same command goes on from the last finished epoch", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of Ctrl-C
+            print("letkd: stopped; the same command goes on from the last finished epoch", file=sys.stderr)
+        raise

@@ -17,16 +17,20 @@ Cell = Annotated[
 Method = Annotated[str | None, typer.Option(help="A row of the table: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
 Data = Annotated[str | None, typer.Option(help="digits, cifar10 or cifar100.", show_default=False)]
 Root = Annotated[Path | None, typer.Option(help="Folder with the data set's official files.", show_default=False)]
-Teacher = Annotated[
-    str | None, typer.Option(help="Zoo name, package.module:callable or file.py:callable.", show_default=False)
-]
+Teacher = Annotated[str | None, typer.Option(help="Zoo name, package.module:callable or file.py:callable.", show_default=False)]
 TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
 TeacherTap = Annotated[
-    list[str] | None, typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False)
+    list[str] | None,
+    typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
 ]
 Student = Annotated[str | None, typer.Option(help="As --teacher.", show_default=False)]
-StudentTap = Annotated[list[str] | None, typer.Option(metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False)]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False)]
+StudentTap = Annotated[
+    list[str] | None, typer.Option(metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")

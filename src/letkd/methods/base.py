@@ -1,7 +1,8 @@
 """What every method is: named, unweighted loss terms over features that it asks for by role."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -25,7 +26,7 @@ class View:
 class Side:
     """One network as a method meets it when it is built: its role table, and the shapes found there by running an example."""
 
-    def __init__(self, model: nn.Module, taps: dict[str, Tap | str] | None, example: Tensor, *, who: str):
+    def __init__(self, model: nn.Module, taps: Mapping[str, Tap | str] | None, example: Tensor, *, who: str):
         self.model, self.who = model, who
         self.taps = as_taps(model, taps)
         output, features = probe(model, self.taps, example)
@@ -82,14 +83,29 @@ class Reads:
 Built = TypeVar("Built")
 
 
-def construct(make: Callable[..., Built], table: Mapping[str, Any], where: str) -> Built:
-    """Call a constructor with a recipe's table; keys that it does not take are named, all at once."""
-    takes = inspect.signature(make).parameters
-    unknown = [key for key in table if key not in takes]
-    if unknown:
-        wrong = "; ".join(f"{where} has no key {key!r} (nearest: {nearest(key, takes)})" for key in unknown)
-        raise RecipeError(wrong)
+def construct(make: Callable[..., Built], table: Any, where: str, *, wrong: Sequence[str] = ()) -> Built:
+    """Call a constructor with a recipe's table; keys that it does not take are named, with what else was `wrong`, all at once."""
+    takes, table = inspect.signature(make).parameters, as_table(table, where)
+    unknown = [f"{where} has no key {key!r} (nearest: {nearest(key, takes)})" for key in table if key not in takes]
+    if wrong or unknown:
+        raise RecipeError("; ".join([*wrong, *unknown]))
     return make(**table)
+
+
+def as_table(value: Any, where: str) -> dict[str, Any]:
+    """A recipe's value that must be a table."""
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{where} is {value!r}, and it must be a table")
+    return dict(value)
+
+
+@contextmanager
+def collected(wrong: list[str]) -> Iterator[None]:
+    """Go on after a recipe's error, to find the others."""
+    try:
+        yield
+    except RecipeError as error:
+        wrong.append(str(error))
 
 
 class Method(nn.Module):
@@ -106,7 +122,7 @@ class Method(nn.Module):
         self.reads = Reads()
 
     @classmethod
-    def from_recipe(cls, table: Mapping[str, Any]) -> Self:
+    def from_recipe(cls, table: Any) -> Self:
         """The method from its table in a recipe: the keys are the constructor's arguments."""
         return construct(cls, table, cls.name)
 
@@ -133,5 +149,3 @@ def need_equal_classes(student: Side, teacher: Side) -> None:
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "
             f"{type(teacher.model).__name__} {teacher.num_classes}; build both for the same classes"
         )
-
-

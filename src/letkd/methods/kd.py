@@ -10,9 +10,7 @@ from torch import Tensor
 from letkd.methods.base import Method, View
 
 
-def kd_loss(
-    logits_S: Float[Tensor, "b C"], logits_T: Float[Tensor, "b C"], T: float = 4.0
-) -> Float[Tensor, ""]:
+def kd_loss(logits_S: Float[Tensor, "b C"], logits_T: Float[Tensor, "b C"], T: float = 4.0) -> Float[Tensor, ""]:
     """T² · KL(softmax(logits_T / T) ‖ softmax(logits_S / T)), summed over classes, averaged over the batch."""
     dtype = torch.promote_types(logits_S.dtype, torch.float32)
     log_p_S = F.log_softmax(logits_S.to(dtype) / T, dim=1)

@@ -1,6 +1,6 @@
 """QUEST: predict the teacher's per-pixel labels from the student's features (Jain et al. 2020; the paper's letKD with α = 0)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from letkd.errors import RecipeError, UnsupportedPair
 from letkd.functional import pixel_kl, pool_ratio, pool_to
 from letkd.layer import CosineConv1x1, KDLayer
-from letkd.methods.base import Fitting, Method, Side, View, construct
+from letkd.methods.base import Fitting, Method, Side, View, as_table, collected, construct
 from letkd.supervision import SUPERVISIONS, KMeansSupervision, Supervision
 
 
@@ -34,16 +34,13 @@ class Site:
     normalize_value_input: bool = True
 
     @classmethod
-    def from_recipe(cls, role: str, table: Mapping[str, Any]) -> "Site":
+    def from_recipe(cls, role: str, table: Any) -> "Site":
         """A site from the recipe's table `sites.<role>`, whose `supervision` table names its kind and settings."""
-        settings = dict(table)
-        supervision = dict(settings.pop("supervision", {}))
-        kind = supervision.pop("kind", "kmeans")
-        where = f"sites.{role}"
-        if kind not in SUPERVISIONS:
-            raise RecipeError(f"{where}.supervision.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
-        settings["supervision"] = construct(SUPERVISIONS[kind], supervision, f"{where}.supervision")
-        return construct(cls, {"role": role, **settings}, where)
+        where, wrong = f"sites.{role}", []
+        settings = as_table(table, where)
+        with collected(wrong):
+            settings["supervision"] = _supervision(settings.get("supervision", {}), f"{where}.supervision")
+        return construct(cls, {"role": role, **settings}, where, wrong=wrong)
 
     def layer(self, d: int, K: int) -> KDLayer:
         return KDLayer(
@@ -54,6 +51,14 @@ class Site:
             scale_nu=self.scale_nu,
             normalize_value_input=self.normalize_value_input,
         )
+
+
+def _supervision(table: Any, where: str) -> Supervision:
+    settings = as_table(table, where)
+    kind = settings.pop("kind", "kmeans")
+    if kind not in SUPERVISIONS:
+        raise RecipeError(f"{where}.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
+    return construct(SUPERVISIONS[kind], settings, where)
 
 
 class QUEST(Method):
@@ -78,9 +83,13 @@ class QUEST(Method):
         self._ratio: dict[str, tuple[int, int]] = {}
 
     @classmethod
-    def from_recipe(cls, table: Mapping[str, Any]) -> Self:
-        sites = [Site.from_recipe(role, site) for role, site in table.get("sites", {}).items()]
-        return construct(cls, {**table, "sites": sites}, cls.name)
+    def from_recipe(cls, table: Any) -> Self:
+        table, sites, wrong = as_table(table, cls.name), [], []
+        with collected(wrong):
+            for role, site in as_table(table.get("sites", {}), f"{cls.name}.sites").items():
+                with collected(wrong):
+                    sites.append(Site.from_recipe(role, site))
+        return construct(cls, {**table, "sites": sites}, cls.name, wrong=wrong)
 
     def build(self, student: Side, teacher: Side) -> None:
         for role, site in self.sites.items():

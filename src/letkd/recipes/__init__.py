@@ -71,7 +71,9 @@ def _split(name: str, method: str | None) -> tuple[str, str | None]:
         if method is not None and method != last:
             raise RecipeError(f"the cell {name!r} names the method {last!r} and --method names {method!r}; name one")
         return pair, last
-    raise RecipeError(f"there is no recipe {name!r}; nearest: {nearest(name, pairs)} (each followed by /method), or a file that ends in .toml")
+    raise RecipeError(
+        f"there is no recipe {name!r}; nearest: {nearest(name, pairs)} (each followed by /method), or a file that ends in .toml"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

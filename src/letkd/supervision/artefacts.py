@@ -41,8 +41,9 @@ def save_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     """Write the buffers and their origin; the file appears whole or not at all."""
     path = path_of(supervision, folder, site)
     buffers = {name: getattr(supervision, name).detach().cpu().contiguous() for name in supervision.fitted_buffers}
-    metadata = {"format": FORMAT, "report": json.dumps(supervision.report_), **asdict(origin)}
-    write_whole(path, save(buffers, metadata={**metadata, "sha256": _checksum(buffers)}))
+    report = json.dumps(supervision.report_)
+    metadata = {"format": FORMAT, "report": report, "sha256": _checksum(buffers, report), **asdict(origin)}
+    write_whole(path, save(buffers, metadata=metadata))
     return path
 
 
@@ -61,20 +62,20 @@ def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     changed = [part for part, value in asdict(origin).items() if metadata.get(part) != value]
     if metadata.get("format") != FORMAT or set(buffers) != set(supervision.fitted_buffers):
         changed = ["format"]
-    elif metadata.get("sha256") != _checksum(buffers):
+    elif metadata.get("sha256") != _checksum(buffers, metadata.get("report", "")):
         changed = ["content (its checksum differs)"]
     if changed:
         say(f"{path}: made for another {', '.join(changed)}; fitting anew")
         return False
     for name, value in buffers.items():
         setattr(supervision, name, value)
-    supervision.report_ = json.loads(metadata.get("report", "{}"))
+    supervision.report_ = json.loads(metadata["report"])
     say(f"{path}: same teacher, tap, data and settings; reused")
     return True
 
 
-def _checksum(buffers: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(buffers: dict[str, torch.Tensor], report: str) -> str:
+    digest = hashlib.sha256(report.encode())
     for name in sorted(buffers):
         digest.update(f"{name} {tuple(buffers[name].shape)} {buffers[name].dtype}".encode())
         digest.update(buffers[name].numpy().tobytes())

@@ -87,13 +87,15 @@ class Supervision(nn.Module):
                 f"{self} at {self.where!r} was fitted to maps of {d} channels and now gets {f_T.shape[1]}: fit it to this teacher"
             )
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
         # Shapes of fitted buffers are known only once fitted, so loading creates them.
         for name in self.fitted_buffers:
             value = state_dict.get(prefix + name)
             if value is not None:
                 setattr(self, name, torch.empty_like(value))
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"

@@ -83,6 +83,10 @@ class KMeansSupervision(Supervision):
         gap = torch.cdist(rho.double(), rho.double()).square()
         gap.fill_diagonal_(torch.inf)
         nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
+        if not nearest > 0:
+            raise FitError(
+                f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels; choose another tap or a smaller K"
+            )
         self.rho_, self.nearest_ = rho, nearest.float()
         self.report_ = {"pixels seen": seen, "pixels clustered": len(F)}
 
@@ -90,7 +94,8 @@ class KMeansSupervision(Supervision):
         self._check_fitted()
         self._check_channels(f_T, self.rho_.shape[1])
         tau = self.tau / self.nearest_.item() if self.scale_free else self.tau
-        return soft_assign(f_T.to(self.rho_.dtype), self.rho_, tau)
+        with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
+            return soft_assign(f_T.to(self.rho_.dtype), self.rho_, tau)
 
     def extra_repr(self) -> str:
         return f"K={self.K}, tau={self.tau:g}"

@@ -82,7 +82,12 @@ def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int =
     import faiss
 
     engine = faiss.Kmeans(
-        f.shape[1], K, niter=iterations, seed=seed + 1, min_points_per_centroid=1, max_points_per_centroid=max(1, -(-len(f) // K))
+        f.shape[1],
+        K,
+        niter=iterations,
+        seed=seed + 1,
+        min_points_per_centroid=1,
+        max_points_per_centroid=max(1, -(-len(f) // K)),
     )
     engine.train(np.ascontiguousarray(f.numpy(), dtype=np.float32))
     return torch.from_numpy(np.array(engine.centroids)).reshape(K, -1)
@@ -91,7 +96,8 @@ def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int =
 def nearest_centre(f: Float[Tensor, "n d"], centres: Float[Tensor, "K d"], *, chunk: int = 4096) -> Int[Tensor, "n"]:
     """The centre nearest to each row, by squared distance; rows in chunks, so that no [n K] tensor is held."""
     half_norm = 0.5 * (centres * centres).sum(dim=1)
-    return torch.cat([(rows @ centres.T - half_norm).argmax(dim=1) for rows in f.split(chunk)])
+    with torch.autocast(f.device.type, enabled=False):
+        return torch.cat([(rows @ centres.T - half_norm).argmax(dim=1) for rows in f.split(chunk)])
 
 
 class LDA(NamedTuple):
@@ -126,7 +132,7 @@ class ClassMoments:
         N, C = self.n.sum(), len(self.n)
         mean = self.sums / self.n[:, None]
         xbar = self.sums.sum(dim=0) / N
-        within = (self.second - (self.sums.T @ mean)) / (N - C)  # S_w, pooled within-class covariance
+        within = (self.second - (self.sums.T @ mean)) / (N - C).clamp_min(1)  # S_w, pooled within-class covariance
         spread, size = within.diagonal(), self.second.diagonal() / N
         alive = spread > 1e-10 * size  # what is left of a channel that never varies is rounding
         std = torch.where(alive, spread, 1.0).sqrt()

@@ -12,9 +12,7 @@ from letkd.supervision.base import Supervision
 from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
 
 
-def transition_scores(
-    i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoothing: float = 0.0
-) -> Float[Tensor, "M M"]:
+def transition_scores(i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoothing: float = 0.0) -> Float[Tensor, "M M"]:
     """s_T[i, j] = p(h_2 = j | h_1 = i), estimated by counting; rows sum to one.
 
     A sub-class that no pixel falls into has no estimate: its row says "itself". `smoothing` is added to every count first.
@@ -96,10 +94,14 @@ class SubclassSupervision(Supervision):
         self._check_map(f_T)
         C, d = self._classes(), f_T.shape[1]
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= C):
-            raise FitError(f"labels at {self.where!r} run from {int(y.min())} to {int(y.max())}; with {C} classes they are 0 to {C - 1}")
+            raise FitError(
+                f"labels at {self.where!r} run from {int(y.min())} to {int(y.max())}; with {C} classes they are 0 to {C - 1}"
+            )
         if self._moments is None or self._reservoir is None:
             self._moments = ClassMoments.zeros(C, d)
-            self._reservoir = Reservoir(self.pixels_per_class or max(self.K, self.memory // (4 * C * d)), groups=C, seed=self.seed)
+            self._reservoir = Reservoir(
+                self.pixels_per_class or max(self.K, self.memory // (4 * C * d)), groups=C, seed=self.seed
+            )
         self._moments.add(f_T, y)
         self._reservoir.add(f_T, y, index)
 
@@ -115,11 +117,17 @@ class SubclassSupervision(Supervision):
         if C < 2:
             raise FitError(f"LDA at {self.where!r} tells classes apart and there is only one")
         W, b = self._moments.lda(self.r)  # W_LDA, b_LDA <- LDA(F, Y), Alg. 2, offline
+        if not len(W):
+            raise FitError(
+                f"the teacher's maps at {self.where!r} are the same for every class, or constant; choose another tap"
+            )
         F, y = self._reservoir.sample()
         self._moments = self._reservoir = None
         F_lda = F.double() @ W.T + b  # Conv1x1(F, W_LDA, b_LDA)                                [n r]
         F_lda = F_lda.float()
-        rho = torch.stack([kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)])  # rho_c
+        rho = torch.stack(
+            [kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)]
+        )  # rho_c
         self.W_lda_, self.b_lda_, self.rho_ = W.float(), b.float(), rho
         own = torch.empty_like(y)
         for c in range(C):
@@ -151,9 +159,9 @@ class SubclassSupervision(Supervision):
         return nearest_centre(z, self.prototypes_.flatten(0, 1))  # h_2, NNSearch(F_LDA, prot)
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
-        z = self.z(f_T)
         b, _, h, w = f_T.shape
-        k_star = self.h1(z, y.repeat_interleave(h * w))
+        with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
+            k_star = self.h1(self.z(f_T), y.repeat_interleave(h * w))
         return self.s_T_[k_star].reshape(b, h, w, -1).permute(0, 3, 1, 2)  # p_T <- s_T(k*), Alg. 2, online
 
     def extra_repr(self) -> str:

@@ -27,7 +27,10 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     for name, state in _by_name(module, optimizer).items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
     tensors["random"] = torch.get_rng_state()
-    content = save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, metadata={"epoch": str(epoch), "extra": json.dumps(extra)})
+    content = save(
+        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()},
+        metadata={"epoch": str(epoch), "extra": json.dumps(extra)},
+    )
     write_whole(folder / NAME, content)
 
 
@@ -46,7 +49,9 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer)
     state = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
     missing = set(module.state_dict()) ^ set(state)
     if missing:
-        raise CheckpointError(f"{path} belongs to another model: {', '.join(sorted(missing)[:4])} differ; choose another folder")
+        raise CheckpointError(
+            f"{path} belongs to another model: {', '.join(sorted(missing)[:4])} differ; choose another folder"
+        )
     module.load_state_dict(state)
     for name, parameter in module.named_parameters():
         momentum = tensors.get(f"optimizer.{name}.momentum_buffer")

@@ -42,6 +42,7 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     fabric.seed_everything(recipe.train.seed, verbose=False)
     data = read_data(recipe)
     distiller = build_distiller(recipe, data)
+    run.begin()
     fit(distiller, recipe, data, supervision or run.path / "supervision")
     model, optimizer = fabric.setup(distiller, sgd(distiller, recipe.optim))
     batches = train_loader(recipe, data)
@@ -78,11 +79,12 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
             if held is not None and (extra["best_val"] is None or held.top1 > extra["best_val"]):
                 extra |= {"best_val": held.top1, "best_val_epoch": epoch}
                 save_weights(distiller.student, run.best_on_validation, {"epoch": str(epoch)})
-            save_checkpoint(run.last, distiller, optimizer, epoch=epoch, extra=extra)
             row = {"epoch": epoch, "lr": lr_at(epoch, recipe.optim), "train_top1": 100 * correct / max(seen, 1)}
             row |= {name: value / steps for name, value in sums.items()}
             row |= {"val_top1": None if held is None else held.top1, "seconds": extra["seconds"]}
+            # The row first: one too many is dropped when the run goes on, one too few could not be made up for.
             run.log(row)
+            save_checkpoint(run.last, distiller, optimizer, epoch=epoch, extra=extra)
             tell(epoch, recipe.train.epochs, row)
 
     return _finish(run, distiller, recipe, data, extra, before + time.monotonic() - started)
@@ -108,7 +110,13 @@ def _finish(run: RunFolder, distiller: Distiller, recipe: Recipe, data: Dataset,
     last = evaluate(student, test)
     held = evaluate(student, eval_loader(recipe, data, data.val)) if len(data.val) else None
     save_student(
-        student, run.student, model=recipe.student.model, num_classes=data.num_classes, classes=data.classes, mean=data.mean, std=data.std
+        student,
+        run.student,
+        model=recipe.student.model,
+        num_classes=data.num_classes,
+        classes=data.classes,
+        mean=data.mean,
+        std=data.std,
     )
     best: Accuracy | None = None
     if run.best_on_validation.exists():
@@ -141,7 +149,9 @@ def train_loader(recipe: Recipe, data: Dataset) -> Loader:
     table = recipe.data
     augment = Augment(pad=table.crop, mode=table.padding, flip=data.flip)
     size = min(table.batch_size, len(data.train))
-    return Loader(data.train, size, mean=data.mean, std=data.std, augment=augment, shuffle=True, drop_last=True, seed=recipe.train.seed)
+    return Loader(
+        data.train, size, mean=data.mean, std=data.std, augment=augment, shuffle=True, drop_last=True, seed=recipe.train.seed
+    )
 
 
 def eval_loader(recipe: Recipe, data: Dataset, split: Split) -> Loader:

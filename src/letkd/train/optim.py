@@ -9,7 +9,11 @@ def sgd(module: nn.Module, recipe: Optim) -> optim.SGD:
     """SGD over every trainable parameter: student, KD layers and adapters alike, weight decay on all of them."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return optim.SGD(
-        parameters, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov and recipe.momentum > 0, weight_decay=recipe.weight_decay
+        parameters,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        nesterov=recipe.nesterov and recipe.momentum > 0,
+        weight_decay=recipe.weight_decay,
     )
 
 

@@ -35,22 +35,33 @@ class Result:
 
 
 class RunFolder:
-    """One run on disk. Opening it with another recipe than it holds is an error, with the same one it goes on."""
+    """One run on disk. Opening it with another recipe than it holds is an error, with the same one it goes on.
+
+    Nothing is written before `begin`: a command that turns out wrong leaves nothing behind.
+    """
 
     def __init__(self, path: str | Path, recipe: Recipe):
-        self.path = Path(path)
-        table = recipe.model_dump(exclude_none=True)
+        self.path, self.recipe = Path(path), recipe
         held = self.path / "recipe.toml"
         if held.exists():
-            changed = _differences(tomllib.loads(held.read_text()), json.loads(json.dumps(table)))
+            changed = _differences(tomllib.loads(held.read_text()), json.loads(json.dumps(self._table())))
             if changed:
-                raise RunError(f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it")
+                raise RunError(
+                    f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it"
+                )
             return
         if self.path.exists() and (not self.path.is_dir() or any(child.name != "supervision" for child in self.path.iterdir())):
             raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path / "env.json", json.dumps(environment(), indent=1).encode())
-        write_whole(held, tomli_w.dumps(table).encode())
+
+    def begin(self) -> None:
+        """Write recipe and environment, unless an earlier start did."""
+        held = self.path / "recipe.toml"
+        if not held.exists():
+            write_whole(self.path / "env.json", json.dumps(environment(), indent=1).encode())
+            write_whole(held, tomli_w.dumps(self._table()).encode())
+
+    def _table(self) -> dict[str, Any]:
+        return self.recipe.model_dump(exclude_none=True)
 
     @property
     def last(self) -> Path:

@@ -28,9 +28,13 @@ def evaluate_student(what: Path, *, data: str | None, root: Path | None, split: 
     else:
         raise RunError(f"{what} lies outside a run folder: name the data set with --data")
     if images.num_classes != header["num_classes"]:
-        raise DataError(f"{path} has {header['num_classes']} classes and {images.name} {images.num_classes}; name the data it was trained on")
+        raise DataError(
+            f"{path} has {header['num_classes']} classes and {images.name} {images.num_classes}; name the data it was trained on"
+        )
     images = replace(images, mean=tuple(header["mean"]), std=tuple(header["std"]))
     part = getattr(images, split)
     if not len(part):
         raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with --split")
-    return evaluate(load_student(path), Loader(part, 128, mean=images.mean, std=images.std), description=f"evaluating on {split}")
+    return evaluate(
+        load_student(path), Loader(part, 128, mean=images.mean, std=images.std), description=f"evaluating on {split}"
+    )

@@ -19,9 +19,7 @@ def run_trials(recipe: Recipe, folder: str | Path, n: int, *, supervision: str |
     return results
 
 
-def compare(
-    pair: str, methods: Sequence[str], folder: str | Path, *, trials: int, settings: Sequence[str] = ()
-) -> list[Row]:
+def compare(pair: str, methods: Sequence[str], folder: str | Path, *, trials: int, settings: Sequence[str] = ()) -> list[Row]:
     """Train the pair's teacher once, then its student by each method, on the same data and the same fitted supervision."""
     folder = Path(folder)
     say(f"training the teacher of {pair}")

@@ -1,0 +1,164 @@
+"""The command line as a person meets it: what it prints, and what a wrong input gets."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from letkd.cli.main import main
+from letkd.progress import set_quiet
+
+SMALL = ["--set", "train.epochs=1", "--set", "data.fraction=0.05"]
+TINY = [*SMALL, "--student", "resnet8_tiny"]
+
+
+@pytest.fixture
+def letkd(monkeypatch, capsys, tmp_path):
+    """Run `letkd …` in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    set_quiet(False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def teacher(letkd, tmp_path):
+    assert letkd("train", "digits/tiny/teacher", *TINY, "--out", "teacher")[0] == 0
+    return tmp_path / "teacher" / "student.safetensors"
+
+
+def test_help_needs_no_torch():
+    code = "import sys; sys.argv = ['letkd', '--help']\nfrom letkd.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for verb in ("demo", "train", "fit", "eval"):
+        assert re.search(rf"^\s+{verb} ", done.stdout, re.M)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_installed_command_answers():
+    done = subprocess.run([sys.executable, "-m", "letkd", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_demo(letkd, tmp_path):
+    code, out, err = letkd("demo", "--trials", 2, *SMALL, "--out", "demo")
+    assert code == 0, err
+    for title in ("Teacher", "Student", "KD", "QUEST", "letKD-1", "letKD-2"):
+        assert re.search(rf"│ {title} +│ +\d+\.\d\d", out), title
+    assert "run folder: demo" in out
+    table = (tmp_path / "demo" / "table.md").read_text()
+    assert len(re.findall(r"± \d+\.\d\d \| 2 \|", table)) == 5
+    code, again, err = letkd("demo", "--trials", 2, *SMALL, "--out", "demo")
+    assert (code, again) == (0, out), "a demo that is done should just show its table"
+
+
+def test_train_fit_eval(letkd, teacher):
+    given = [*TINY, "--teacher", "resnet8_tiny", "--teacher-weights", teacher]
+    code, out, err = letkd("fit", "digits/tiny/letkd-2", *given, "--out", "run")
+    assert code == 0, err
+    assert "fitted SubclassSupervision(K=8, r=60) at intermediate" in err
+    code, out, err = letkd("fit", "digits/tiny/letkd-2", *given, "--out", "run")
+    assert code == 0
+    assert "fitted Sub" not in err
+    assert err.count("reused") == 2
+    code, out, err = letkd("train", "digits/tiny/letkd-2", *given, "--out", "run")
+    assert code == 0, err
+    assert err.count("reused") == 2
+    reported = re.search(r"letKD-2 +│ +(\d+\.\d\d) ", out)
+    code, out, err = letkd("eval", "run")
+    assert code == 0, err
+    assert reported[1] in out
+    assert letkd("eval", "run/student.safetensors", "--split", "val")[0] == 0
+
+
+def test_own_models_by_file(letkd, teacher, tmp_path):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def small(num_classes):\n"
+        "    body = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU())\n"
+        "    return nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes))\n"
+    )
+    given = [*SMALL, "--teacher", "resnet8_tiny", "--teacher-weights", teacher, "--student", "nets.py:small"]
+    code, out, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=0", "--out", "own")
+    assert code == 0, err
+    code, out, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=bodi", "--out", "own2")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "Sequential has no module 'bodi'; nearest: " in err
+    code, out, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
+    assert code == 2
+    assert "has no tap for the role 'penultimate'" in err
+    assert "--student-tap penultimate=module.path" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "digits/tiny/letkd-3"], "there is no method 'letkd-3'; nearest: letkd-"),
+        (
+            ["train", "digits/tiny/ce", "--set", "optim.lrr=1", "--set", "train.epohcs=2"],
+            "unknown key 'optim.lrr' (nearest: lr); unknown key 'train.epohcs'",
+        ),
+        (["train", "digits/tiny/kd", "--set", "methods.kd.Temp=2"], "kd has no key 'Temp' (nearest: T)"),
+        (
+            ["train", "digits/tiny/ce", "--student", "resnet21"],
+            "there is no model 'resnet21' in the zoo; nearest: resnet32, resnet20",
+        ),
+        (["train", "--data", "cifar100", "--student", "resnet8", "--method", "ce"], "--root"),
+        (["train", "digits/tiny/kd", "--teacher-weights", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["train", "digits/tiny/kd", "--teacher-tap", "penultimate"], "write role=module.path"),
+        (["fit", "digits/tiny/letkd-1"], "needs a trained teacher"),
+        (["eval", "nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_wrong_inputs_get_one_sentence_and_leave_nothing_behind(letkd, tmp_path, arguments, says):
+    code, out, err = letkd(*arguments, *([] if arguments[0] == "eval" else ["--out", "run"]))
+    assert code == 2
+    assert err.startswith("letkd: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_the_traceback(letkd, monkeypatch):
+    monkeypatch.delenv("LETKD_DEBUG", raising=False)
+    with pytest.raises(Exception, match="there is no method"):
+        letkd("--debug", "train", "digits/tiny/letkd-3")
+    monkeypatch.delenv("LETKD_DEBUG", raising=False)
+
+
+def test_a_nothing_to_fit_method_says_so(letkd, teacher):
+    code, out, _ = letkd("fit", "digits/tiny/kd", *TINY, "--teacher", "resnet8_tiny", "--teacher-weights", teacher)
+    assert (code, out) == (0, "KD has nothing to fit\n")
+
+
+def test_ctrl_c_says_how_to_go_on(letkd, monkeypatch):
+    import letkd.train.loop as loop
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "read_data", stop)
+    code, _, err = letkd("train", "digits/tiny/ce", "--out", "run")
+    assert (code, err) == (130, "letkd: stopped; the same command goes on from the last finished epoch\n")
+
+
+def test_default_run_folder_is_under_runs(letkd, tmp_path):
+    code, out, err = letkd("train", "digits/tiny/ce", *TINY)
+    assert code == 0, err
+    assert "run folder: runs/digits-tiny-ce" in out.replace(os.sep, "/")
+    assert (tmp_path / "runs" / "digits-tiny-ce" / "result.json").exists()

@@ -1,0 +1,154 @@
+"""Runs from start to end on the embedded data: results, stopping and going on, sharing fitted supervision."""
+
+import json
+
+import pytest
+import torch
+
+import letkd.train.loop as loop
+from letkd.distiller import Distiller
+from letkd.errors import NonFiniteError, RecipeError, RunError
+from letkd.models.weights import read_state_dict
+from letkd.recipes import resolve
+from letkd.student import load_student
+from letkd.train.checkpoint import NAME
+from letkd.train.trials import run_trials
+
+SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "data.batch_size=16"]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    loop.train(resolve("digits/tiny/teacher", settings=[*SMALL, "student.model=resnet14_tiny"]), folder / "run")
+    return folder / "run" / "student.safetensors"
+
+
+def recipe_for(method, teacher, *settings):
+    overrides = {"teacher.weights": str(teacher), "teacher.model": "resnet14_tiny"}
+    return resolve("digits/tiny", method=method, overrides=overrides, settings=[*SMALL, *settings])
+
+
+METHODS = ["ce", "kd", "quest", "quest-2", "quest-3x3", "letkd-1", "letkd-1-2", "letkd-1-3x3", "letkd-2"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_leaves_a_whole_folder(method, teacher, tmp_path):
+    result = loop.train(recipe_for(method, teacher), tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"recipe.toml", "env.json", "metrics.jsonl", "last", "student.safetensors", "result.json"} <= names
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
+    assert 0 < result.last_test < 100
+    assert result.best_val_test is not None
+    assert not any("teacher" in key for key in read_state_dict(tmp_path / "run" / "last" / NAME))
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(teacher, tmp_path, monkeypatch):
+    recipe = recipe_for("letkd-2", teacher, "train.epochs=4")
+    loop.train(recipe, tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    save, calls = loop.save_checkpoint, []
+
+    def save_then_die(*args, **kwargs):
+        save(*args, **kwargs)
+        calls.append(1)
+        if len(calls) == 2:
+            raise Killed
+
+    monkeypatch.setattr(loop, "save_checkpoint", save_then_die)
+    with pytest.raises(Killed):
+        loop.train(recipe, tmp_path / "stopped")
+    monkeypatch.setattr(loop, "save_checkpoint", save)
+    torch.manual_seed(123)  # whatever happened in between
+    loop.train(recipe, tmp_path / "stopped")
+    whole, stopped = (read_state_dict(tmp_path / name / "student.safetensors") for name in ("whole", "stopped"))
+    assert whole.keys() == stopped.keys()
+    for key in whole:
+        assert torch.equal(whole[key], stopped[key]), key
+    rows = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "stopped")]
+    strip = lambda lines: [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]  # noqa: E731
+    assert strip(rows[0]) == strip(rows[1])
+
+
+def test_a_finished_run_is_not_run_again(teacher, tmp_path, monkeypatch):
+    first = loop.train(recipe_for("kd", teacher), tmp_path / "run")
+    monkeypatch.setattr(loop, "build_distiller", lambda *_: pytest.fail("built again"))
+    assert loop.train(recipe_for("kd", teacher), tmp_path / "run") == first
+
+
+def test_another_recipe_in_the_same_folder_is_refused(teacher, tmp_path):
+    loop.train(recipe_for("kd", teacher), tmp_path / "run")
+    with pytest.raises(RunError, match=r"differs in methods.kd.T"):
+        loop.train(recipe_for("kd", teacher, "methods.kd.T=2.0"), tmp_path / "run")
+
+
+def test_the_student_file_opens_without_teacher_and_gives_the_reported_accuracy(teacher, tmp_path):
+    recipe = recipe_for("letkd-2", teacher)
+    result = loop.train(recipe, tmp_path / "run")
+    student = load_student(tmp_path / "run" / "student.safetensors")
+    data = loop.read_data(recipe)
+    assert loop.evaluate(student, loop.eval_loader(recipe, data, data.test)).top1 == result.last_test
+    assert sum(parameter.numel() for parameter in student.parameters()) == result.parameters
+
+
+def test_trials_differ_by_seed_and_share_the_fitted_supervision(teacher, tmp_path, monkeypatch):
+    fits = []
+    fit = Distiller._fit
+    monkeypatch.setattr(Distiller, "_fit", lambda self, *args: (fits.append(1), fit(self, *args)))
+    results = run_trials(recipe_for("letkd-1", teacher), tmp_path / "trials", 2)
+    assert len(fits) == 1
+    assert len(results) == 2
+    a, b = (read_state_dict(tmp_path / "trials" / f"seed-{k}" / "student.safetensors") for k in (0, 1))
+    assert not torch.equal(a["fc.weight"], b["fc.weight"])
+
+
+def test_the_same_seed_gives_the_same_weights(teacher, tmp_path):
+    for name in ("a", "b"):
+        loop.train(recipe_for("quest", teacher), tmp_path / name)
+    a, b = (read_state_dict(tmp_path / name / "student.safetensors") for name in ("a", "b"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_nan_stops_before_the_checkpoint_is_overwritten(teacher, tmp_path):
+    recipe = recipe_for("letkd-1", teacher, "train.epochs=3")
+    save, held = loop.save_checkpoint, {}
+
+    def poison(folder, module, optimizer, *, epoch, extra):
+        save(folder, module, optimizer, epoch=epoch, extra=extra)
+        held["bytes"] = (folder / NAME).read_bytes()
+        if epoch == 1:
+            with torch.no_grad():
+                module.student.conv1.weight.fill_(float("nan"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", poison)
+        with pytest.raises(NonFiniteError, match=r"NaN or infinity in the student's tap 'penultimate\.a'"):
+            loop.train(recipe, tmp_path / "run")
+    assert (tmp_path / "run" / "last" / NAME).read_bytes() == held["bytes"]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    loop.save_checkpoint(tmp_path, module, optimizer, epoch=1, extra={})
+    before = (tmp_path / NAME).read_bytes()
+    with torch.no_grad():
+        module.bias.fill_(float("inf"))
+    with pytest.raises(NonFiniteError, match="'bias' became NaN or infinite in epoch 2"):
+        loop.save_checkpoint(tmp_path, module, optimizer, epoch=2, extra={})
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_a_method_without_a_teacher(tmp_path):
+    with pytest.raises(RecipeError, match="letkd needs a trained teacher: name its weights with --teacher-weights"):
+        loop.train(resolve("digits/tiny/letkd-1", settings=SMALL), tmp_path / "run")
+
+
+def test_bf16_runs(teacher, tmp_path):
+    result = loop.train(recipe_for("letkd-2", teacher, "train.precision=bf16-mixed", "train.epochs=1"), tmp_path / "run")
+    assert result.epochs == 1

@@ -1,0 +1,91 @@
+"""Run folders and tables."""
+
+import json
+
+import pytest
+
+from letkd.errors import RunError
+from letkd.recipes import resolve
+from letkd.report.tables import Row, as_markdown, mean_std
+from letkd.train.runs import Result, RunFolder, recipe_of
+
+
+def result(test: float, **changes) -> Result:
+    values = dict(
+        last_test=test, last_test_top5=99.0, last_val=None, best_val=None, best_val_epoch=None, best_val_test=None,
+        parameters=1234, epochs=3, seconds=2.0,
+    )  # fmt: skip
+    return Result(**{**values, **changes})
+
+
+def begun(path) -> RunFolder:
+    run = RunFolder(path, resolve("digits/tiny/ce"))
+    run.begin()
+    return run
+
+
+def test_a_folder_keeps_its_recipe_and_refuses_another(tmp_path):
+    recipe = resolve("digits/tiny/letkd-2")
+    run = RunFolder(tmp_path / "run", recipe)
+    assert not run.path.exists()
+    run.begin()
+    assert recipe_of(tmp_path / "run") == recipe
+    RunFolder(tmp_path / "run", recipe)
+    other = resolve("digits/tiny/letkd-2", settings=["optim.lr=0.1", "methods.letkd.sites.penultimate.alpha=0.5"])
+    with pytest.raises(RunError, match=r"holds another run \(it differs in methods.letkd.sites.penultimate.alpha, optim.lr\)"):
+        RunFolder(tmp_path / "run", other)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(RunError, match="holds something that is no run"):
+        RunFolder(tmp_path, resolve("digits/tiny/ce"))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_with_fitted_supervision_becomes_a_run(tmp_path):
+    (tmp_path / "supervision").mkdir()
+    RunFolder(tmp_path, resolve("digits/tiny/ce"))
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    run = begun(tmp_path / "run")
+    for epoch in (1, 2, 3):
+        run.log({"epoch": epoch})
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 4, "lo')  # a kill in the middle of a line
+    run.rewind(2)
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+
+
+def test_the_environment_is_recorded(tmp_path):
+    run = begun(tmp_path / "run")
+    held = json.loads((run.path / "env.json").read_text())
+    assert held["libraries"]["torch"].startswith("2.")
+    assert held["threads"] >= 1
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(RunError, match=r"is no run folder: it has no recipe\.toml"):
+        recipe_of(tmp_path)
+
+
+def test_result_round_trip(tmp_path):
+    run = begun(tmp_path / "run")
+    assert run.result is None
+    run.finish(result(91.5, best_val=93.0))
+    assert run.result == result(91.5, best_val=93.0)
+
+
+def test_mean_std():
+    assert mean_std([1.0, 2.0, 4.0]) == "2.33 ± 1.53"
+    assert mean_std([5.0]) == "5.00"
+    assert mean_std([None, None]) == "–"
+
+
+def test_markdown():
+    text = as_markdown([Row("KD", [result(90.0, best_val_test=92.0), result(92.0, best_val_test=94.0)])])
+    head, _, row = text.splitlines()
+    assert "test, last epoch (%)" in head
+    assert row == "| KD | 91.00 ± 1.41 | 2 | 93.00 ± 1.41 | 1,234 | 2 s |"
