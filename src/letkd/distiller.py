@@ -67,14 +67,28 @@ class Distiller(nn.Module):
             raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
         self.student = student
         self.methods = nn.ModuleList(methods)
-        self.weights = dict(weights or {})
         self.checks = checks
         # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
         self._frozen: tuple[nn.Module, ...] = ()
         self._student_reads, self._teacher_reads = Taps(student, {}), None
         if teacher is not None:
             self._frozen = (teacher.eval().requires_grad_(False),)
-            self._build(methods, teacher, student_taps, teacher_taps, example)
+            self._build(methods, teacher, student_taps, teacher_taps, example, weights or {})
+        else:
+            self.set_weights(weights or {})
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""
+        names = ["ce", *(name for method in self._methods() for name in method.term_names())]
+        unknown = [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]
+        if unknown:
+            raise LetkdError(f"there is a weight for {', '.join(unknown)}, and the terms are {', '.join(names)}")
+        if twice := [name for name, n in Counter(names).items() if n > 1]:
+            raise LetkdError(f"two methods give the term {twice[0]!r}, and only one of them would count; drop one")
+        self.weights = {name: float(weights.get(name, 1.0)) for name in names}
+        if not any(self.weights.values()):
+            raise LetkdError(f"all terms ({', '.join(names)}) weigh 0; there is nothing to learn from")
+        self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
 
     def _build(
         self,
@@ -83,6 +97,7 @@ class Distiller(nn.Module):
         student_taps: Mapping[str, Tap | str] | None,
         teacher_taps: Mapping[str, Tap | str] | None,
         example: Tensor | None,
+        weights: Mapping[str, float],
     ) -> None:
         if example is None:
             example = _example_for(self.student, teacher)
@@ -101,6 +116,7 @@ class Distiller(nn.Module):
             reads = [method.reads for method in methods]
             self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
             self._teacher_reads = Taps(teacher, {role: tap for read in reads for role, tap in read.teacher.items()})
+            self.set_weights(weights)
         except Exception:
             for layer in here.grafts:
                 layer.remove()
@@ -112,22 +128,20 @@ class Distiller(nn.Module):
 
     def forward(self, batch: Any) -> Step:
         batch = Batch.of(batch)
-        output, student = self._student_reads(batch.x)
+        output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             _check_labels(batch.y, logits.shape[1])
-        view = View(batch, student, self._teach(batch.x))
-        terms = {"ce": F.cross_entropy(logits, batch.y)}  # L_CE
-        for method in self._methods():
-            own = method.terms(view)
-            if both := terms.keys() & own.keys():
-                raise LetkdError(f"two methods give the term {min(both)!r}, and only one of them would count; drop one")
-            terms |= own
-        self._check_weights(terms)
-        loss = torch.stack([self.weights.get(name, 1.0) * term for name, term in terms.items()]).sum()  # (3.2)
-        if self.checks and not _all_finite(
-            [loss, *view.teacher.values()]
-        ):  # labels looked up hide the teacher's NaN from the loss
+        view = View(
+            batch, student, self._teach(batch.x) if self._active else {}
+        )  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
+        terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
+        for method in self._active:
+            terms |= method.terms(view)
+        # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
+        loss = torch.stack([self.weights[name] * term for name, term in terms.items() if self.weights[name]]).sum()  # (3.2)
+        # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
+        if self.checks and not _all_finite([loss, *view.teacher.values()]):
             raise NonFiniteError(_first_non_finite(view, terms))
         return Step(loss, terms, logits)
 
@@ -136,18 +150,11 @@ class Distiller(nn.Module):
 
     @torch.no_grad()
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
-        if self._teacher_reads is None or not len(self.methods):
+        if self._teacher_reads is None:
             return {}
         teacher = self._frozen[0].eval()
         output, features = self._teacher_reads(x)
         return {**features, "logits": as_logits(output, teacher)}
-
-    def _check_weights(self, terms: Mapping[str, Tensor]) -> None:
-        for name in self.weights:
-            if name not in terms:
-                raise LetkdError(
-                    f"there is a weight for the term {name!r}, and the terms are {', '.join(terms)}; nearest: {nearest(name, terms)}"
-                )
 
     def fittings(self) -> dict[str, Fitting]:
         """The offline parts of all methods, by site."""
@@ -186,10 +193,10 @@ class Distiller(nn.Module):
             batch = Batch.of(item).to(device)
             if self.checks:
                 _check_labels(batch.y, None)
-            features = self._teach(batch.x)
+            features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
             for part in todo.values():
                 f_T = features[part.role]
-                f_T = f_T if part.ratio == (1, 1) else F.avg_pool2d(f_T, part.ratio)
+                f_T = f_T if part.ratio == (1, 1) else F.avg_pool2d(f_T, part.ratio)  # supplement 2.2
                 part.supervision.partial_fit(f_T, batch.y, batch.index)
         for site, part in todo.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):

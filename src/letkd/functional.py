@@ -29,7 +29,17 @@ def pool_to(f_T: Float[Tensor, "b d H W"], size: tuple[int, int], where: str) ->
     have = (f_T.shape[-2], f_T.shape[-1])
     if have == tuple(size):
         return f_T
-    return F.avg_pool2d(f_T, pool_ratio(have, (size[0], size[1]), where))
+    return F.avg_pool2d(f_T, pool_ratio(have, (size[0], size[1]), where))  # supplement 2.2
+
+
+def fit_spatially(f_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b e H W"]) -> tuple[Tensor, Tensor]:
+    """Average-pool whichever map is larger to the other's size, as the feature methods of the field do."""
+    size = (min(f_S.shape[-2], f_T.shape[-2]), min(f_S.shape[-1], f_T.shape[-1]))
+    return _shrink(f_S, size), _shrink(f_T, size)
+
+
+def _shrink(f: Tensor, size: tuple[int, int]) -> Tensor:
+    return f if f.shape[-2:] == size else F.adaptive_avg_pool2d(f, size)
 
 
 def pixel_kl(p_T: Float[Tensor, "b K h w"], a: Float[Tensor, "b K h w"]) -> Float[Tensor, ""]:
@@ -38,5 +48,5 @@ def pixel_kl(p_T: Float[Tensor, "b K h w"], a: Float[Tensor, "b K h w"]) -> Floa
     L_KD = 1/(b·h·w) Σ_i Σ_k p_T(i)_k · (log p_T(i)_k − log p_S(i)_k)                          (3.1), Alg. 3
     """
     p_T = p_T.to(torch.promote_types(p_T.dtype, torch.float32))
-    log_p_S = F.log_softmax(a.to(p_T.dtype), dim=1)
-    return (torch.xlogy(p_T, p_T) - p_T * log_p_S).sum(dim=1).mean()  # Alg. 3
+    log_p_S = F.log_softmax(a.to(p_T.dtype), dim=1)  # section 4.1: p_S(i) = softmax(a_{|i})
+    return (torch.xlogy(p_T, p_T) - p_T * log_p_S).sum(dim=1).mean()  # (3.1); Alg. 3: KL(p_T ‖ p_S)

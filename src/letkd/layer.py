@@ -1,5 +1,7 @@
 """The learnable KD layer: templates that the teacher supervises, semantic vectors that belong to the student (section 4.1, Fig. 2)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -47,8 +49,8 @@ class CosineConv1x1(nn.Module):
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b K h w"]:
         if self.normalize_input:
-            x = F.normalize(x, dim=1, eps=1e-12)
-        return F.conv2d(x, self.scale * F.normalize(self.weight, dim=1, eps=1e-12))
+            x = F.normalize(x, dim=1, eps=1e-12)  # supplement 2.2: x_i / ‖x_i‖
+        return F.conv2d(x, self.scale * F.normalize(self.weight, dim=1, eps=1e-12))  # supplement 2.2: s · w_k / ‖w_k‖
 
     def extra_repr(self) -> str:
         out_channels, in_channels = self.weight.shape[:2]
@@ -90,12 +92,17 @@ class KDLayer(nn.Module):
         self.nu = CosineConv1x1(K, d, scale=scale_nu, normalize_input=normalize_value_input)
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
-        a = self.omega(x)  # a_{k|i} = ω_kᵀ x_i                   [b K h w]
+        a = self.omega(x)  # section 4.1: a_{k|i} = ω_kᵀ x_i  [b K h w]
         if self.alpha == 0:
             return x
-        p = F.relu(self.bn(a))  # p_{|i} ≈ BN-ReLU(a_{|i}), section 4.1 [b K h w]
-        x_prime = self.nu(p)  # x'_i = Σ_k p_{k|i} ν_k              [b d h w]
+        p = F.relu(self.bn(a))  # section 4.1; (A.4); (A.7): p_{|i} ≈ BN-ReLU(a_{|i})  [b K h w]
+        x_prime = self.nu(p)  # section 4.1: x'_i = Σ_k p_{k|i} ν_k  [b d h w]
         return x + self.alpha * x_prime  # (4.1)
+
+    def settings(self) -> dict[str, Any]:
+        """What the constructor needs to make this layer again, its weights apart."""
+        K, d = self.omega.weight.shape[:2]
+        return {"d": d, "K": K, "alpha": self.alpha, "normalize_value_input": self.nu.normalize_input}
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:g}"

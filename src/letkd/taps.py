@@ -1,4 +1,7 @@
-"""Places in a model: reading features there (`Taps`) and putting a layer there (`graft`). The only file that registers hooks."""
+"""Places in a model: reading features there (`Taps`), putting a layer there (`graft`) or another in its place (`replace_module`).
+
+The only file that registers hooks.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,6 +134,31 @@ def graft(model: nn.Module, layer: nn.Module, after: str, name: str = "kd_layer"
     if type(host).forward is nn.Sequential.forward:
         return Graft(host, name)
     return Graft(host, name, host.register_forward_hook(_Then(name)))
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A module that took another's place; `remove` puts the old one back."""
+
+    host: nn.Module
+    name: str
+    old: nn.Module
+
+    def remove(self) -> None:
+        self.host._modules[self.name] = self.old
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> Replacement:
+    """Put `module` in the place of the one at `path`, under the same name, so that taps and state-dict keys stay where they were."""
+    old = find_module(model, path)
+    parent, _, name = path.rpartition(".")
+    places = [other for other, found in model.named_modules(remove_duplicate=False) if found is old]
+    if not name or len(places) > 1:
+        what = "is the model itself" if not name else f"goes by the names {', '.join(places)}"
+        raise TapError(f"module {path!r} of {type(model).__name__} {what}, so it cannot be replaced; name a module of its own")
+    host = find_module(model, parent)
+    host._modules[name] = module
+    return Replacement(host, name, old)
 
 
 def as_logits(output: Any, model: nn.Module) -> Tensor:

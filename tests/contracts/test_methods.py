@@ -38,16 +38,27 @@ def test_terms_are_finite_scalars_and_the_loss_is_their_sum(name, pair):
     distiller = fitted(name, pair)
     batch = a_stream()[0]
     step = distiller(batch)
-    assert set(step.terms) > {"ce"}
+    assert list(step.terms) == ["ce", *distiller.methods[0].term_names()]
+    assert len(step.terms) > 1
     for term in step.terms.values():
         assert term.shape == ()
         assert torch.isfinite(term)
         assert term > 0
     torch.testing.assert_close(step.loss, sum(step.terms.values()))
     assert step.logits.shape == (8, 3)
-    distiller.weights = {term: 0.5 + i for i, term in enumerate(step.terms)}
+    distiller.set_weights({term: 0.5 + i for i, term in enumerate(step.terms)})
     weighted = sum((0.5 + i) * term for i, term in enumerate(step.terms.values()))
     torch.testing.assert_close(distiller(batch).loss, weighted, rtol=1e-3, atol=1e-4)
+
+
+@every_case
+def test_where_all_its_terms_weigh_nothing_the_teacher_is_not_run(name, pair):
+    distiller = fitted(name, pair)
+    distiller.set_weights(dict.fromkeys(distiller.methods[0].term_names(), 0.0))
+    distiller.teacher.forward = None
+    assert set(distiller(a_stream()[0]).terms) == {"ce"}
+    distiller.set_weights({})
+    assert set(distiller.weights.values()) == {1.0}
 
 
 @every_case

@@ -148,6 +148,22 @@ def test_it_moves_with_to(kind):
     torch.testing.assert_close(supervision.double().p_T(f_T.double(), y).float(), p_T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+@every_fitted_kind
+@pytest.mark.parametrize("way", ["state_dict", "artefact"])
+@pytest.mark.parametrize("already", [False, True])
+def test_what_is_loaded_goes_where_the_supervision_was_moved(kind, way, already, tmp_path):
+    """The `meta` device stands for an accelerator."""
+    supervision = fitted(kind)
+    other = (fitted(kind) if already else at_site(kind)).to("meta")
+    if way == "state_dict":
+        other.load_state_dict(supervision.state_dict())
+    else:
+        save_fitted(supervision, tmp_path, "penultimate", ORIGIN)
+        assert load_fitted(other, tmp_path, "penultimate", ORIGIN)
+    assert {value.device.type for value in other.state_dict().values()} == {"meta"}
+
+
 @every_kind
 def test_labels_are_computed_in_full_precision_under_autocast(kind):
     """In bf16 the distances of features as far from the origin as a ResNet's would be off by more than the gaps between centres."""
@@ -179,6 +195,8 @@ def test_nan_in_the_stream_stops_the_fit_and_nothing_is_fitted(kind):
     with pytest.raises(NonFiniteError, match=r"the teacher's map at 'intermediate' holds NaN or infinity; nothing was fitted"):
         supervision.fit(in_batches((f_T, y, index), 5))
     assert not supervision.is_fitted
+    supervision.fit(in_batches(features(), 5))  # and nothing of it is left in the next one
+    assert same_state(supervision.state_dict(), fitted(kind).state_dict())
 
 
 @every_fitted_kind

@@ -36,7 +36,7 @@ def letkd(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def teacher(letkd, tmp_path):
-    assert letkd("train", "digits/tiny/teacher", *TINY, "--out", "teacher")[0] == 0
+    assert letkd("train", "digits/tiny/teacher", *SMALL, "--teacher", "resnet8_tiny", "--out", "teacher")[0] == 0
     return tmp_path / "teacher" / "student.safetensors"
 
 
@@ -55,14 +55,14 @@ def test_installed_command_answers():
 
 
 def test_demo(letkd, tmp_path):
-    code, out, err = letkd("demo", "--trials", 2, *SMALL, "--out", "demo")
+    code, out, err = letkd("demo", "--trials", 2, *SMALL, "--set", "teacher.model=resnet8_tiny", "--out", "demo")
     assert code == 0, err
     for title in ("Teacher", "Student", "KD", "QUEST", "letKD-1", "letKD-2"):
         assert re.search(rf"│ {title} +│ +\d+\.\d\d", out), title
     assert "run folder: demo" in out
     table = (tmp_path / "demo" / "table.md").read_text()
     assert len(re.findall(r"± \d+\.\d\d \| 2 \|", table)) == 5
-    code, again, err = letkd("demo", "--trials", 2, *SMALL, "--out", "demo")
+    code, again, err = letkd("demo", "--trials", 2, *SMALL, "--set", "teacher.model=resnet8_tiny", "--out", "demo")
     assert (code, again) == (0, out), "a demo that is done should just show its table"
 
 

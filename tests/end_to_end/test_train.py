@@ -20,7 +20,7 @@ SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
-    loop.train(resolve("digits/tiny/teacher", settings=[*SMALL, "student.model=resnet14_tiny"]), folder / "run")
+    loop.train(resolve("digits/tiny/teacher", settings=[*SMALL, "teacher.model=resnet14_tiny"]), folder / "run")
     return folder / "run" / "student.safetensors"
 
 

@@ -209,10 +209,10 @@ def brute_h2(z, prototypes) -> int:
     return min(range(len(flat)), key=lambda m: squared_distance(z, flat[m]))
 
 
-@pytest.fixture
-def fitted():
+@pytest.fixture(params=[20, 1], ids=["centres at rest", "centres and prototypes apart"])
+def fitted(request):
     stream = features(n=18)
-    return SubclassSupervision(3, C=C).fit(in_batches(stream, 5)), stream
+    return SubclassSupervision(3, C=C, iterations=request.param).fit(in_batches(stream, 5)), stream
 
 
 def test_h1_and_h2_by_brute_force(fitted):
@@ -255,8 +255,9 @@ def test_p_T_is_the_row_of_the_own_sub_class(fitted):
         assert torch.equal(p_T[image, :, at // 5, at % 5], supervision.s_T_[k_star])
 
 
-def test_own_class_clusters_are_k_means_of_the_class(fitted):
-    supervision, (f_T, y, _) = fitted
+def test_own_class_clusters_are_k_means_of_the_class():
+    f_T, y, index = features(n=18)
+    supervision = SubclassSupervision(3, C=C).fit([(f_T, y, index)])
     z, labels = supervision.z(f_T), y.repeat_interleave(15)
     for c in range(C):
         best = KMeans(3, n_init=5, random_state=0).fit(z[labels == c].numpy()).inertia_

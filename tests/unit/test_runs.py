@@ -87,5 +87,5 @@ def test_mean_std():
 def test_markdown():
     text = as_markdown([Row("KD", [result(90.0, best_val_test=92.0), result(92.0, best_val_test=94.0)])])
     head, _, row = text.splitlines()
-    assert "test, last epoch (%)" in head
+    assert "test %, last epoch" in head
     assert row == "| KD | 91.00 ± 1.41 | 2 | 93.00 ± 1.41 | 1,234 | 2 s |"

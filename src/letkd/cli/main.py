@@ -6,7 +6,7 @@ import sys
 import typer
 
 from letkd import __version__
-from letkd.cli import demo, evaluate, fit, train
+from letkd.cli import compare, demo, evaluate, fit, train
 from letkd.errors import LetkdError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
+app.command("compare")(compare.compare)
 
 
 def _show_version(value: bool) -> None:

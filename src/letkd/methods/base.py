@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
 from letkd.supervision.base import Supervision
-from letkd.taps import Graft, Tap, as_logits, as_taps, graft, probe
+from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Side:
         logits = as_logits(output, model)
         self.num_classes = logits.shape[1]
         self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
-        self.grafts: list[Graft] = []
+        self.grafts: list[Graft | Replacement] = []
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Shape of the features at a role, without the batch."""
@@ -54,6 +54,10 @@ class Side:
             )
         return shape[0], shape[1], shape[2]
 
+    def stages(self) -> list[str]:
+        """The roles `stage1` … `stageN` of this network, from input to output."""
+        return sorted((role for role in self.taps if role.removeprefix("stage").isdigit()), key=lambda role: int(role[5:]))
+
     def graft(self, layer: nn.Module, role: str, name: str) -> str:
         """Put a layer behind the place of a role; returns the layer's module path."""
         tap = self.taps[role]
@@ -61,6 +65,10 @@ class Side:
             raise TapError(f"tap {role!r} of the {self.who} is an input; a layer can only follow a module's output")
         self.grafts.append(graft(self.model, layer, after=tap.path, name=name))
         return f"{tap.path}.{name}"
+
+    def replace(self, role: str, module: nn.Module) -> None:
+        """Put a module in the place of the one that a role names."""
+        self.grafts.append(replace_module(self.model, self.taps[role].path, module))
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,10 @@ class Method(nn.Module):
     def fittings(self) -> dict[str, Fitting]:
         """Offline parts by site."""
         return {}
+
+    def term_names(self) -> tuple[str, ...]:
+        """The names of its loss terms, known once built. Where all of them weigh 0 the method is left out of the step."""
+        return (self.name,)
 
     def terms(self, view: View) -> dict[str, Tensor]:
         """The unweighted loss terms of one step."""

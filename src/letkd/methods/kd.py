@@ -15,7 +15,7 @@ def kd_loss(logits_S: Float[Tensor, "b C"], logits_T: Float[Tensor, "b C"], T: f
     dtype = torch.promote_types(logits_S.dtype, torch.float32)
     log_p_S = F.log_softmax(logits_S.to(dtype) / T, dim=1)
     log_p_T = F.log_softmax(logits_T.to(dtype) / T, dim=1)
-    return T**2 * F.kl_div(log_p_S, log_p_T, reduction="batchmean", log_target=True)
+    return T**2 * F.kl_div(log_p_S, log_p_T, reduction="batchmean", log_target=True)  # (3.1): scaled soft-max, KL
 
 
 class KD(Method):

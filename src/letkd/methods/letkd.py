@@ -22,7 +22,7 @@ class LetKD(QUEST):
     name: ClassVar[str] = "letkd"
 
     def _place(self, site: Site, student: Side, d: int, K: int) -> None:
-        path = student.graft(site.layer(d, K), site.role, f"kd_{module_name(site.role)}")
+        path = student.graft(site.layer(d, K), site.role, f"kd_{module_name(site.role)}")  # section 3: f_{l+1} ∘ f_KD ∘ f_l
         self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
 
     def _a(self, role: str, view: View) -> Tensor:

@@ -116,13 +116,16 @@ class QUEST(Method):
             role: Fitting(site.supervision, self._teacher_role(role), self._ratio[role]) for role, site in self.sites.items()
         }
 
+    def term_names(self) -> tuple[str, ...]:
+        return tuple(f"kd/{role}" for role in self.sites)
+
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = {}
         for role, site in self.sites.items():
-            a = self._a(role, view)
+            a = self._a(role, view)  # Alg. 3: p_S = softmax(a)
             f_T = pool_to(view.teacher[self._teacher_role(role)], (a.shape[-2], a.shape[-1]), role)
-            p_T = site.supervision.p_T(f_T, view.batch.y)
-            losses[f"kd/{role}"] = pixel_kl(p_T, a)  # L_KD, Alg. 3
+            p_T = site.supervision.p_T(f_T, view.batch.y)  # Alg. 1, online; Alg. 2, online
+            losses[f"kd/{role}"] = pixel_kl(p_T, a)  # Alg. 3: L_KD
         return losses
 
 

@@ -34,7 +34,8 @@ def resolve(
 
     Args:
         name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
-        method: a row of the table; `ce` (the student alone) where nothing says otherwise.
+        method: a row of the table; `ce` (the student alone) where nothing says otherwise. In the row `teacher` the pair's
+            teacher, whatever sets it, takes the student's place.
         overrides: what the caller sets, by dotted keys.
         settings: what the user sets last, as `key=value` strings with TOML values.
     """
@@ -56,9 +57,9 @@ def resolve(
     table: dict[str, Any] = {}
     for layer in [*layers, own]:
         table = merge(table, layer)
+    table = merge(table, _nested([*(overrides or {}).items(), *map(_parse, settings)]))
     if method == "teacher":
         table["student"] = {**table.pop("teacher", {}), "weights": None}
-    table = merge(table, _nested([*(overrides or {}).items(), *map(_parse, settings)]))
     return validate(table, f"recipe {name or 'base'}")
 
 

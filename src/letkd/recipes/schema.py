@@ -53,6 +53,14 @@ class Train(_Table):
     steps: int | None = Field(default=None, ge=1, description="at most so many steps an epoch; for smoke runs")
 
 
+class Phase(_Table):
+    """A stretch of epochs before the main training, with weights and a constant learning rate of its own."""
+
+    epochs: int = Field(ge=1)
+    weights: dict[str, float]
+    lr: float | None = Field(default=None, gt=0, description="the main training's first rate where not given")
+
+
 class Recipe(_Table):
     """All that a run depends on, besides the files it names."""
 
@@ -64,6 +72,7 @@ class Recipe(_Table):
     train: Train
     methods: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}
+    phases: list[Phase] = []
 
     @field_validator("weights")
     @classmethod

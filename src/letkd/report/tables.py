@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One method and its finished runs."""
+    """One method and its finished runs; where there are none, a note says why."""
 
     title: str
     results: "Sequence[Result]"
+    note: str = ""
 
 
 def mean_std(values: Sequence[float | None]) -> str:
@@ -31,9 +32,9 @@ def mean_std(values: Sequence[float | None]) -> str:
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "method": lambda row: row.title,
-    "test, last epoch (%)": lambda row: mean_std([r.last_test for r in row.results]),
+    "test %, last epoch": lambda row: mean_std([r.last_test for r in row.results]),
     "n": lambda row: str(len(row.results)),
-    "test, best-on-validation epoch (%)": lambda row: mean_std([r.best_val_test for r in row.results]),
+    "test %, best on val.": lambda row: mean_std([r.best_val_test for r in row.results]),
     "parameters": lambda row: f"{row.results[0].parameters:,}" if row.results else "–",
     "time a run": lambda row: f"{statistics.mean(r.seconds for r in row.results):.0f} s" if row.results else "–",
 }
@@ -43,7 +44,8 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """The table as Markdown."""
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
     lines += [" | ".join(cell(row) for cell in COLUMNS.values()) for row in rows]
-    return "".join(f"| {line} |\n" for line in lines)
+    notes = [f"\n{row.title} {row.note}.\n" for row in rows if row.note]
+    return "".join([f"| {line} |\n" for line in lines] + notes)
 
 
 def as_rich(rows: Sequence[Row], title: str) -> "Table":
@@ -55,4 +57,7 @@ def as_rich(rows: Sequence[Row], title: str) -> "Table":
         table.add_column(name, justify="right" if k else "left")
     for row in rows:
         table.add_row(*(cell(row) for cell in COLUMNS.values()))
+    notes = [f"{row.title} {row.note}" for row in rows if row.note]
+    table.caption = "\n".join(notes) or None
+    table.caption_justify = "left"
     return table

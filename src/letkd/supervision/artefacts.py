@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,7 +35,9 @@ class Origin:
 
 
 def path_of(supervision: Supervision, folder: Path, site: str) -> Path:
-    return folder / f"{site}.{supervision.kind}.safetensors"
+    """The file of a site, always directly in `folder`: whatever in the site's name is no part of a plain file name is a dash."""
+    name = re.sub(r"[^\w.-]", "-", site)
+    return folder / f"{name}.{supervision.kind}.safetensors"
 
 
 def save_fitted(supervision: Supervision, folder: Path, site: str, origin: Origin) -> Path:
@@ -68,7 +71,7 @@ def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
         say(f"{path}: made for another {', '.join(changed)}; fitting anew")
         return False
     for name, value in buffers.items():
-        setattr(supervision, name, value)
+        setattr(supervision, name, value.to(supervision._at.device))
     supervision.report_ = json.loads(metadata["report"])
     say(f"{path}: same teacher, tap, data and settings; reused")
     return True

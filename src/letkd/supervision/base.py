@@ -18,6 +18,7 @@ class Supervision(nn.Module):
     load with everything else; before they are there, `p_T` raises `NotFittedError`.
     """
 
+    _at: Tensor
     kind: ClassVar[str]
     reads: ClassVar[str] = ""
     fitted_buffers: ClassVar[tuple[str, ...]] = ()
@@ -26,6 +27,7 @@ class Supervision(nn.Module):
         super().__init__()
         self.where = "its site"
         self.report_: dict[str, float] = {}
+        self.register_buffer("_at", torch.empty(0), persistent=False)  # on the device where fitted buffers belong
         for name in self.fitted_buffers:
             self.register_buffer(name, None)
 
@@ -94,7 +96,7 @@ class Supervision(nn.Module):
         for name in self.fitted_buffers:
             value = state_dict.get(prefix + name)
             if value is not None:
-                setattr(self, name, torch.empty_like(value))
+                setattr(self, name, torch.empty_like(value, device=self._at.device))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def __repr__(self) -> str:

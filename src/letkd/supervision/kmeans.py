@@ -17,7 +17,7 @@ def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: flo
     ‖f_i‖² is the same for every k and so cancels in the soft-max: one product and a shift are left of the distances.
     """
     logits = torch.einsum("bdhw,kd->bkhw", f, (2 * tau) * rho) - tau * (rho * rho).sum(dim=1)[:, None, None]
-    return torch.softmax(logits, dim=1)  # Alg. 1, online
+    return torch.softmax(logits, dim=1)  # section 4.2.1; Alg. 1, online: p_T = softmax(−τ d)
 
 
 class KMeansSupervision(Supervision):
@@ -77,9 +77,9 @@ class KMeansSupervision(Supervision):
             raise FitError(
                 f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K or more images"
             )
-        F, _ = self._reservoir.sample()  # F [n d], the teacher's pixels
+        F, _ = self._reservoir.sample()  # Alg. 1, offline: F, the teacher's pixels  [n d]
         self._reservoir = None
-        rho = kmeans(F, self.K, iterations=self.iterations, seed=self.seed)  # Alg. 1, offline
+        rho = kmeans(F, self.K, iterations=self.iterations, seed=self.seed)  # Alg. 1, offline: ρ_k  [K d]
         gap = torch.cdist(rho.double(), rho.double()).square()
         gap.fill_diagonal_(torch.inf)
         nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())

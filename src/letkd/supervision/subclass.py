@@ -20,7 +20,7 @@ def transition_scores(i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoot
     counts = torch.bincount(i * M + j, minlength=M * M).reshape(M, M).double() + smoothing
     empty = counts.sum(dim=1) == 0
     counts[empty, empty] = 1.0
-    return counts / counts.sum(dim=1, keepdim=True)  # p(h_2 | h_1), Alg. 2, offline
+    return counts / counts.sum(dim=1, keepdim=True)  # section 4.2.2; Alg. 2, offline: p(h_2 | h_1)
 
 
 class SubclassSupervision(Supervision):
@@ -116,23 +116,23 @@ class SubclassSupervision(Supervision):
             )
         if C < 2:
             raise FitError(f"LDA at {self.where!r} tells classes apart and there is only one")
-        W, b = self._moments.lda(self.r)  # W_LDA, b_LDA <- LDA(F, Y), Alg. 2, offline
+        W, b = self._moments.lda(self.r)  # Alg. 2, offline: W_LDA, b_LDA ← LDA(F, Y)
         if not len(W):
             raise FitError(
                 f"the teacher's maps at {self.where!r} are the same for every class, or constant; choose another tap"
             )
         F, y = self._reservoir.sample()
         self._moments = self._reservoir = None
-        F_lda = F.double() @ W.T + b  # Conv1x1(F, W_LDA, b_LDA)                                [n r]
+        F_lda = F.double() @ W.T + b  # Alg. 2, offline: F_LDA ← Conv1x1(F, W_LDA, b_LDA)  [n r]
         F_lda = F_lda.float()
         rho = torch.stack(
             [kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)]
-        )  # rho_c
+        )  # Alg. 2, offline: ρ_c ← KMeans(F_LDA^c, K_inter)  [C K r]
         self.W_lda_, self.b_lda_, self.rho_ = W.float(), b.float(), rho
         own = torch.empty_like(y)
         for c in range(C):
-            own[y == c] = c * self.K + nearest_centre(F_lda[y == c], rho[c])  # h_1
-        self.prototypes_ = _means(F_lda, own, rho.flatten(0, 1)).unflatten(0, (C, self.K))  # prot^{k,c}
+            own[y == c] = c * self.K + nearest_centre(F_lda[y == c], rho[c])  # Alg. 2, offline: P^c, by h_1(·; c)
+        self.prototypes_ = _means(F_lda, own, rho.flatten(0, 1)).unflatten(0, (C, self.K))  # Alg. 2, offline: prot^{k,c}
         self.s_T_ = transition_scores(own, self.h2(F_lda), C * self.K, smoothing=self.smoothing).float()  # Alg. 2, offline
         self.report_ = {
             "pixels seen": int(seen.sum()),
@@ -145,24 +145,24 @@ class SubclassSupervision(Supervision):
         """z = LDA(f_T), a 1x1 convolution; pixels as rows."""
         self._check_fitted()
         self._check_channels(f_T, self.W_lda_.shape[1])
-        return pixels(f_T.to(self.W_lda_.dtype)) @ self.W_lda_.T + self.b_lda_  # Alg. 2, online
+        return pixels(f_T.to(self.W_lda_.dtype)) @ self.W_lda_.T + self.b_lda_  # Alg. 2, online: z = LDA(f_T)  [n r]
 
     def h1(self, z: Float[Tensor, "n r"], c: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
         """h_1(z; c): the sub-class of class c whose centre is nearest to z, counted among all C·K."""
         centres = self.prototypes_ if self.prototypes_online else self.rho_
         half_norm = 0.5 * (centres * centres).sum(dim=2)  # [C K]
         score = (centres[c] @ z[:, :, None]).squeeze(2) - half_norm[c]  # [n K]
-        return c * self.K + score.argmax(dim=1)  # h_1, Alg. 2, online
+        return c * self.K + score.argmax(dim=1)  # section 4.2.2; Alg. 2, online: h_1, which is k*
 
     def h2(self, z: Float[Tensor, "n r"]) -> Int[Tensor, "n"]:
         """h_2(z): the sub-class whose prototype is nearest to z, of any class."""
-        return nearest_centre(z, self.prototypes_.flatten(0, 1))  # h_2, NNSearch(F_LDA, prot)
+        return nearest_centre(z, self.prototypes_.flatten(0, 1))  # section 4.2.2; Alg. 2, offline: h_2
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         b, _, h, w = f_T.shape
         with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
             k_star = self.h1(self.z(f_T), y.repeat_interleave(h * w))
-        return self.s_T_[k_star].reshape(b, h, w, -1).permute(0, 3, 1, 2)  # p_T <- s_T(k*), Alg. 2, online
+        return self.s_T_[k_star].reshape(b, h, w, -1).permute(0, 3, 1, 2)  # section 4.2.2; Alg. 2, online: p_T ← s_T(k*)
 
     def extra_repr(self) -> str:
         return f"K={self.K}, r={self.r}"

@@ -18,7 +18,7 @@ from letkd.recipes.schema import Network, Recipe
 from letkd.student import save_student
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
 from letkd.train.evaluate import Accuracy, evaluate
-from letkd.train.optim import lr_at, sgd
+from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
 
 
@@ -56,15 +56,21 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     before = extra["seconds"]
     steps = min(len(batches), recipe.train.steps or len(batches))
     tell = _teller()
-    with bar(f"{recipe.title or 'training'}, seed {recipe.train.seed}", (recipe.train.epochs + 1 - first) * steps) as tick:
-        for epoch in range(first, recipe.train.epochs + 1):
+    epochs = recipe.train.epochs + sum(phase.epochs for phase in recipe.phases)
+    with bar(f"{recipe.title or 'training'}, seed {recipe.train.seed}", (epochs + 1 - first) * steps) as tick:
+        for epoch in range(first, epochs + 1):
             batches.set_epoch(epoch)
+            number, phase = phase_at(epoch, recipe)
+            distiller.set_weights(recipe.weights if phase is None else phase.weights)
+            lr = lr_at(number, recipe.optim) if phase is None else (phase.lr or recipe.optim.lr)
             for group in optimizer.param_groups:
-                group["lr"] = lr_at(epoch, recipe.optim)
+                group["lr"] = lr
+            if number == 1:
+                optimizer.state.clear()  # a phase begins without the momentum of the one before
             model.train()
             seen, correct, sums = 0, 0, {}
             for batch in islice(batches, steps):
-                batch = batch.to(fabric.device)
+                batch = replace(batch.to(fabric.device), epoch=number)
                 step = model(batch)
                 fabric.backward(step.loss)
                 optimizer.step()
@@ -79,13 +85,13 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
             if held is not None and (extra["best_val"] is None or held.top1 > extra["best_val"]):
                 extra |= {"best_val": held.top1, "best_val_epoch": epoch}
                 save_weights(distiller.student, run.best_on_validation, {"epoch": str(epoch)})
-            row = {"epoch": epoch, "lr": lr_at(epoch, recipe.optim), "train_top1": 100 * correct / max(seen, 1)}
+            row = {"epoch": epoch, "lr": lr, "train_top1": 100 * correct / max(seen, 1)}
             row |= {name: value / steps for name, value in sums.items()}
             row |= {"val_top1": None if held is None else held.top1, "seconds": extra["seconds"]}
             # The row first: one too many is dropped when the run goes on, one too few could not be made up for.
             run.log(row)
             save_checkpoint(run.last, distiller, optimizer, epoch=epoch, extra=extra)
-            tell(epoch, recipe.train.epochs, row)
+            tell(epoch, epochs, row)
 
     return _finish(run, distiller, recipe, data, extra, before + time.monotonic() - started)
 

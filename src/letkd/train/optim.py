@@ -2,7 +2,7 @@
 
 from torch import nn, optim
 
-from letkd.recipes.schema import Optim
+from letkd.recipes.schema import Optim, Phase, Recipe
 
 
 def sgd(module: nn.Module, recipe: Optim) -> optim.SGD:
@@ -17,6 +17,15 @@ def sgd(module: nn.Module, recipe: Optim) -> optim.SGD:
     )
 
 
+def phase_at(epoch: int, recipe: Recipe) -> tuple[int, Phase | None]:
+    """Which phase an epoch of the whole run, counted from 1, belongs to, and its number in it; None for the main training."""
+    for phase in recipe.phases:
+        if epoch <= phase.epochs:
+            return epoch, phase
+        epoch -= phase.epochs
+    return epoch, None
+
+
 def lr_at(epoch: int, recipe: Optim) -> float:
     """The learning rate of an epoch counted from 1: it falls by gamma after each milestone that has passed."""
-    return recipe.lr * recipe.gamma ** sum(epoch > milestone for milestone in recipe.milestones)
+    return recipe.lr * recipe.gamma ** sum(epoch > milestone for milestone in recipe.milestones)  # supplement 2.2

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from letkd.errors import LetkdError, UnsupportedPair
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve
 from letkd.report.tables import Row
@@ -19,15 +20,41 @@ def run_trials(recipe: Recipe, folder: str | Path, n: int, *, supervision: str |
     return results
 
 
-def compare(pair: str, methods: Sequence[str], folder: str | Path, *, trials: int, settings: Sequence[str] = ()) -> list[Row]:
-    """Train the pair's teacher once, then its student by each method, on the same data and the same fitted supervision."""
+def compare(
+    pair: str,
+    methods: Sequence[str],
+    folder: str | Path,
+    *,
+    trials: int,
+    settings: Sequence[str] = (),
+    teacher_weights: str | Path | None = None,
+) -> list[Row]:
+    """The pair's student by each method, on the same data, from the same teacher and the same fitted supervision.
+
+    Args:
+        teacher_weights: a trained teacher; where there is none, it is trained first.
+
+    A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on.
+    """
     folder = Path(folder)
-    say(f"training the teacher of {pair}")
-    teacher = resolve(pair, method="teacher", settings=settings)
-    rows = [Row(teacher.title, [train(teacher, folder / "teacher")])]
-    weights = {"teacher.weights": str(folder / "teacher" / "student.safetensors")}
-    for method in methods:
-        recipe = resolve(pair, method=method, overrides=weights, settings=settings)
-        say(f"{recipe.title}: {trials} seeds")
-        rows.append(Row(recipe.title, run_trials(recipe, folder / method, trials, supervision=folder / "supervision")))
+    rows = []
+    recipes = {method: resolve(pair, method=method, settings=settings) for method in methods}  # wrong names before any work
+    if teacher_weights is None:
+        teacher = resolve(pair, method="teacher", settings=settings)
+        say(f"training the teacher of {pair}")
+        rows.append(Row(teacher.title, [train(teacher, folder / "teacher")]))
+        teacher_weights = folder / "teacher" / "student.safetensors"
+    for k, (method, recipe) in enumerate(recipes.items(), start=1):
+        recipe = resolve(pair, method=method, overrides={"teacher.weights": str(teacher_weights)}, settings=settings)
+        say(f"{recipe.title} ({k} of {len(recipes)}): {trials} seeds")
+        results, note = [], ""
+        try:
+            results = run_trials(recipe, folder / method, trials, supervision=folder / "supervision")
+        except UnsupportedPair as error:
+            note = f"does not serve this pair: {error}"
+        except (LetkdError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as error:
+            note = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if note:
+            say(f"{recipe.title} {note}")
+        rows.append(Row(recipe.title, results, note))
     return rows

@@ -1,0 +1,111 @@
+"""CRD: contrastive representation distillation (Tian et al. 2020)."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from letkd.errors import TapError, UnsupportedPair
+from letkd.methods.base import Fitting, Method, Side, View
+from letkd.supervision.crd_bank import CRDBank, need_index
+
+
+def contrast(
+    v: Float[Tensor, "b d"],
+    bank: Float[Tensor, "N d"],
+    positive: Int[Tensor, "b"],
+    negative: Int[Tensor, "b K"],
+    tau: float = 0.07,
+) -> Float[Tensor, "b m"]:
+    """exp(v_i · bank_j / τ) of every anchor with its positive row j of the bank (first column) and its K negative ones: m = K + 1."""
+    rows = torch.cat([positive[:, None], negative], dim=1)
+    # All N products and then a choice: less memory than the [b m d] rows chosen first, unless N > K·d.
+    return torch.exp((v @ bank.T).gather(1, rows) / tau)
+
+
+def nce_loss(P_pos: Float[Tensor, "b"], P_neg: Float[Tensor, "b K"], N: int) -> Float[Tensor, ""]:
+    """−1/b Σ_i [ log P⁺_i / (P⁺_i + K/N + ε) + Σ_k log (K/N) / (P⁻_ik + K/N + ε) ], ε = 1e-7: noise-contrastive estimation.
+
+    Written with log(1 + x): of a P⁻ far below K/N, the logarithm of the quotient would keep few digits in float32.
+    """
+    noise, eps = P_neg.shape[1] / N, 1e-7
+    pull = torch.log1p((noise + eps) / P_pos)
+    push = torch.log1p((P_neg + eps) / noise).sum(dim=1)
+    return (pull + push).mean()
+
+
+class CRD(Method):
+    """Each network's embedding of an image must find the other's embedding of it among those of images of other classes.
+
+    Args:
+        feat_dim: length of the embeddings. The field uses 128.
+        K: negatives for each image; as many as there are, where there are fewer. The field uses 16384.
+        tau: temperature of the scores. The field uses 0.07.
+        momentum: share of the old row in a bank's update. The field uses 0.5.
+        memory: bytes that both banks may take: feat_dim · 8 for each training image.
+        seed: of the banks' first rows and of the negatives.
+
+    Reads `pooled`. Both embeddings are linear, trained, and dropped at inference. The batches must carry the images' indices.
+    In training mode a step moves the banks; in eval mode it does not. Term: `crd`, student against the teacher's bank plus
+    teacher against the student's. The field weighs it 0.8 beside 1 for `ce` (and 1 for `kd` in CRD+KD).
+    """
+
+    name: ClassVar[str] = "crd"
+
+    def __init__(
+        self,
+        feat_dim: int = 128,
+        K: int = 16384,
+        *,
+        tau: float = 0.07,
+        momentum: float = 0.5,
+        memory: int = 2**30,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.feat_dim, self.tau = feat_dim, float(tau)
+        self.bank = CRDBank(feat_dim, K, momentum=momentum, memory=memory, seed=seed)
+
+    def build(self, student: Side, teacher: Side) -> None:
+        if student.num_classes < 2:
+            raise UnsupportedPair("CRD draws negatives from other classes, and there is only one class")
+        self.embed_S = nn.Linear(_width(student), self.feat_dim)
+        self.embed_T = nn.Linear(_width(teacher), self.feat_dim)
+        self.bank.bind(self.name, d=self.embed_T.in_features, C=student.num_classes)
+        self.reads.student["pooled"] = student.taps["pooled"]
+        self.reads.teacher["pooled"] = teacher.taps["pooled"]
+
+    def fittings(self) -> dict[str, Fitting]:
+        return {self.name: Fitting(self.bank, "pooled")}
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        index, bank = need_index(view.batch.index), self.bank
+        bank.check(index, view.batch.y)
+        with torch.autocast(index.device.type, enabled=False):  # bf16 scores, divided by τ, would be off by a tenth
+            v_S, v_T = _embed(self.embed_S, view.student["pooled"]), _embed(self.embed_T, view.teacher["pooled"])
+            negative = bank.negatives(index)
+            # Copies, since the banks move before the backward pass that needs them as they are now.
+            to_T = contrast(v_S, bank.memory_T_.clone(), index, negative, self.tau)
+            to_S = contrast(v_T, bank.memory_S_.clone(), index, negative, self.tau)
+            Z_T, Z_S = bank.normaliser("T", to_T), bank.normaliser("S", to_S)
+            P_T, P_S = to_T / Z_T, to_S / Z_S
+            loss = nce_loss(P_T[:, 0], P_T[:, 1:], bank.N) + nce_loss(P_S[:, 0], P_S[:, 1:], bank.N)
+            if self.training:
+                bank.update(index, v_S=v_S, v_T=v_T, Z_S=Z_S, Z_T=Z_T)
+        return {self.name: loss}
+
+
+def _embed(linear: nn.Linear, pooled: Tensor) -> Tensor:
+    return F.normalize(linear(pooled.flatten(1).to(linear.weight.dtype)), dim=1)
+
+
+def _width(side: Side) -> int:
+    d, *rest = side.shape("pooled")
+    if any(n != 1 for n in rest):
+        raise TapError(
+            f"tap 'pooled' of the {side.who}: {side.taps['pooled'].path!r} gives [b {' '.join(map(str, side.shape('pooled')))}], "
+            "and a vector [b d] is needed; name the pooling, or the classifier's input"
+        )
+    return d

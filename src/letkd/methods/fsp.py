@@ -1,0 +1,61 @@
+"""FSP: match how features flow from one stage to the next (Yim et al. 2017, flow of solution procedure)."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from letkd.errors import UnsupportedPair
+from letkd.functional import fit_spatially
+from letkd.methods.at import paired_stages
+from letkd.methods.base import Method, Side, View
+
+
+def fsp_matrix(lower: Float[Tensor, "b d h w"], upper: Float[Tensor, "b e H W"]) -> Float[Tensor, "b e d"]:
+    """How each channel of the upper map goes with each of the lower: G_ed = 1/n Σ_i upper_e(i) · lower_d(i).
+
+    The larger map is average-pooled to the smaller one's size first; n is its number of pixels.
+    """
+    dtype = torch.promote_types(lower.dtype, torch.float32)
+    lower, upper = fit_spatially(lower.to(dtype), upper.to(dtype))
+    with torch.autocast(lower.device.type, enabled=False):  # it would multiply in half precision
+        return torch.einsum("behw,bdhw->bed", upper, lower) / (lower.shape[-2] * lower.shape[-1])
+
+
+def fsp_loss(features_S: Sequence[Tensor], features_T: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """Σ over consecutive maps of mean (G_S − G_T)², the mean over images and both channels; G is `fsp_matrix`.
+
+    Args:
+        features_S: the student's maps [b d h w], from input to output. Its sizes may be others than the teacher's.
+        features_T: the teacher's, of the same channels.
+    """
+    pairs = zip(pairwise(features_S), pairwise(features_T), strict=True)
+    return torch.stack([(fsp_matrix(*ours) - fsp_matrix(*theirs)).square().mean() for ours, theirs in pairs]).sum()
+
+
+class FSP(Method):
+    """`fsp_loss` over stem and stages. Adds nothing to the student, which must have the teacher's channels.
+
+    Term: `fsp`. The field trains 30 epochs of it alone, which the classifier takes no part in, then cross-entropy alone.
+    """
+
+    name: ClassVar[str] = "fsp"
+
+    def build(self, student: Side, teacher: Side) -> None:
+        roles = ["stem", *paired_stages(student, teacher)]
+        ours, theirs = ([side.map_shape(role)[0] for role in roles] for side in (student, teacher))
+        if ours != theirs:
+            raise UnsupportedPair(
+                "FSP compares channel with channel, so both networks need the same: from stem to last stage the student "
+                f"{type(student.model).__name__} has {', '.join(map(str, ours))} and the teacher {type(teacher.model).__name__} "
+                f"{', '.join(map(str, theirs))}"
+            )
+        self.reads.student = {role: student.taps[role] for role in roles}
+        self.reads.teacher = {role: teacher.taps[role] for role in roles}
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        roles = self.reads.student
+        return {"fsp": fsp_loss([view.student[role] for role in roles], [view.teacher[role] for role in roles])}

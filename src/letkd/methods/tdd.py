@@ -1,0 +1,83 @@
+"""TDD: tree-like decision distillation, coarse decisions early and fine ones late, as the teacher makes them (Song et al. 2021)."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from letkd.errors import UnsupportedPair
+from letkd.methods.base import Fitting, Method, Side, View
+from letkd.methods.quest import module_name
+from letkd.supervision.tree import TreeSupervision
+
+
+def group_loss(logits: Float[Tensor, "b m"], y: Int[Tensor, "b"], group: Int[Tensor, "C"]) -> Float[Tensor, ""]:
+    """Cross-entropy with the group of the true class, each group weighed by 1 / its number of classes.
+
+    Σ_i w_i · (−log softmax(logits_i)[group(y_i)]) / Σ_i w_i,  w_i = 1 / size(group(y_i))
+
+    Groups are numbered from 0; of m logits those without a group play no part. With one group alone the loss is 0.
+    """
+    size = torch.bincount(group, minlength=logits.shape[1])
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(size == 0, -torch.inf)
+    return F.cross_entropy(logits, group[y], weight=1 / size.clamp_min(1).to(logits.dtype))
+
+
+class TDD(Method):
+    """The student's stages learn to tell apart the groups of classes that the teacher's stages tell apart.
+
+    Args:
+        roles: the stages, by roles that both networks have. The authors' example reads `layer1.2.bn2` and its like in the
+            teacher, the BN before a block's sum, and stage outputs in the student; here it is stage outputs in both, which
+            every network has. Their places: `teacher_taps={"stage1": "layer1.2.bn2", …}`.
+        k: see `TreeSupervision`. The authors use 20.
+        threshold: likewise. The authors use 0.2.
+        memory: likewise, for each stage.
+        seed: likewise.
+
+    Each stage's map is averaged and fed to a linear layer, trained and dropped at inference. How many groups there are is
+    known only once fitted, so it has a row for every class, of which the first G are used. Term: `tdd`, the sum over stages; a
+    stage whose tree is one group has nothing to tell apart and adds 0. The authors weigh it 0.1 beside 0.1 `ce` and 0.9 `kd`.
+    """
+
+    name: ClassVar[str] = "tdd"
+
+    def __init__(
+        self,
+        roles: Sequence[str] = ("stage1", "stage2", "stage3"),
+        *,
+        k: int = 20,
+        threshold: float = 0.2,
+        memory: int = 2**30,
+        seed: int = 1029,
+    ):
+        super().__init__()
+        if isinstance(roles, str) or not roles or len(set(roles)) != len(roles):
+            raise UnsupportedPair(f"TDD needs a list of one role or more, each once; it was given {roles!r}")
+        self.roles = tuple(roles)
+        self.trees = {role: TreeSupervision(k, threshold, memory=memory, seed=seed) for role in roles}
+        self.tree = nn.ModuleDict({module_name(role): tree for role, tree in self.trees.items()})
+        self.heads = nn.ModuleDict()
+
+    def build(self, student: Side, teacher: Side) -> None:
+        C = student.num_classes
+        if C < 2:
+            raise UnsupportedPair("TDD tells groups of classes apart, and there is only one class")
+        for role, tree in self.trees.items():
+            tree.bind(f"{self.name}/{role}", d=teacher.map_shape(role)[0], C=C)
+            self.heads[module_name(role)] = nn.Linear(student.map_shape(role)[0], C)
+            self.reads.student[role] = student.taps[role]
+            self.reads.teacher[role] = teacher.taps[role]
+
+    def fittings(self) -> dict[str, Fitting]:
+        return {f"{self.name}/{role}": Fitting(tree, role) for role, tree in self.trees.items()}
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        losses = []
+        for role, tree in self.trees.items():
+            logits = self.heads[module_name(role)](view.student[role].mean(dim=(2, 3)))
+            losses.append(group_loss(logits, view.batch.y, tree.groups()))
+        return {self.name: torch.stack(losses).sum()}

@@ -1,0 +1,102 @@
+"""What every method is, from the methods themselves and their recipes: for `letkd methods` and docs/methods.md."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from letkd.distiller import Distiller
+from letkd.errors import UnsupportedPair
+from letkd.methods import METHODS
+from letkd.models import create_model
+from letkd.recipes import Recipe, list_methods, resolve
+
+PAIR = ("resnet56", "resnet20")
+HEAD = """# Methods
+
+Made from the methods and their recipes by `python -m letkd.report.methods > docs/methods.md`; do not edit by hand. "Adds at
+inference" is what the shipped student has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row of the paper's tables in words."""
+
+    name: str
+    title: str
+    papers: str
+    loss: str
+    reads: str
+    adds: str
+    defaults: str
+
+
+def cards() -> Iterator[Card]:
+    """A card for every method that has a recipe."""
+    for name in list_methods():
+        if name != "teacher":
+            yield card(name)
+
+
+def card(name: str) -> Card:
+    """What is known of one method."""
+    recipe = resolve("cifar100/rn56-rn20", method=name)
+    classes = [METHODS[key] for key in recipe.methods]
+    reads, adds = _on_the_pair(recipe)
+    return Card(
+        name,
+        recipe.title,
+        "; ".join(cls.paper for cls in classes) or "–",
+        " + ".join(["CE" if recipe.weights.get("ce", 1.0) or recipe.phases else "", *(cls.loss for cls in classes)]).removeprefix(" + "),
+        reads,
+        adds,
+        _defaults(recipe),
+    )
+
+
+def _on_the_pair(recipe: Recipe) -> tuple[str, str]:
+    methods = [METHODS[key].from_recipe(table) for key, table in recipe.methods.items()]
+    if not methods:
+        return "–", "0"
+    teacher, student = (create_model(model, num_classes=100) for model in PAIR)
+    bare = sum(parameter.numel() for parameter in student.parameters())
+    try:
+        distiller = Distiller(student, teacher, methods)
+    except UnsupportedPair as error:
+        return f"– ({error})", "–"
+    shipped = sum(parameter.numel() for parameter in distiller.export().parameters())
+    roles = {role for method in methods for role in method.reads.teacher} or {"logits"}
+    return ", ".join(sorted(roles)), f"{shipped - bare:,}"
+
+
+def _defaults(recipe: Recipe) -> str:
+    values = [f"{'.'.join(path)}={_short(value)}" for path, value in _leaves(recipe.methods)]
+    values += [f"weight of {name} {weight:g}" for name, weight in recipe.weights.items()]
+    values += [f"first {phase.epochs} epochs with {', '.join(f'{k} {v:g}' for k, v in phase.weights.items())}" for phase in recipe.phases]
+    return ", ".join(values) or "–"
+
+
+def _leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def as_markdown() -> str:
+    """The page docs/methods.md."""
+    text = HEAD.format(teacher=PAIR[0], student=PAIR[1])
+    for item in cards():
+        text += f"\n## {item.title}\n\n`--method {item.name}`\n\n"
+        text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Reads of the teacher: {item.reads}\n"
+        text += f"- Adds at inference: {item.adds}\n- Defaults: {item.defaults}\n"
+    return text
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

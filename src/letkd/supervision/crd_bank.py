@@ -1,0 +1,237 @@
+"""CRD's memory: an embedding of every training image by student and by teacher, and negatives drawn from other classes."""
+
+import math
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from letkd.errors import DataError, FitError
+from letkd.supervision.base import Supervision
+
+STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")
+
+
+def draw_distinct(M: Int[Tensor, "b"], K: int, generator: torch.Generator) -> Int[Tensor, "b K"]:
+    """K different numbers out of 0 … M_i − 1 for every row i, every set of K equally likely.
+
+    Where M is at most 8 K, or K more than half of it: the K smallest of M random keys. Elsewhere, so that the work does not grow
+    with M: the first K different ones of a sequence of independent draws. Both are exact; the keys are of 62 bits, so a tie, or
+    the remainder's bias, is a matter of one in 10^9. Needs K ≤ M_i.
+    """
+    least, most = int(M.min()), int(M.max())
+    if least < K:
+        raise FitError(f"{K} different numbers were asked for out of {least}")
+    if most <= 8 * K or least < 2 * K:
+        keys = torch.randint(2**62, (len(M), most), generator=generator, device=M.device)
+        beyond = torch.arange(most, device=M.device) >= M[:, None]
+        return keys.masked_fill_(beyond, 2**62).topk(K, largest=False, sorted=False).indices
+    # How many draws give K different values: the coupon collector's mean and five standard deviations more.
+    mean = least * math.log(least / (least - K))
+    n = math.ceil(mean + 5 * math.sqrt(max(least * K / (least - K) - mean, 0.0))) + 1
+    drawn = torch.empty(len(M), 0, dtype=torch.int64, device=M.device)
+    while True:
+        more = torch.randint(2**62, (len(M), n), generator=generator, device=M.device) % M[:, None]
+        drawn = torch.cat([drawn, more], dim=1)
+        value, at = drawn.sort(dim=1, stable=True)
+        new = torch.ones_like(value, dtype=torch.bool)
+        new[:, 1:] = value[:, 1:] != value[:, :-1]
+        new = torch.empty_like(new).scatter_(1, at, new)  # a value's first draw
+        rank = new.cumsum(dim=1)
+        if bool((rank[:, -1] >= K).all()):
+            return drawn[new & (rank <= K)].reshape(len(M), K)
+
+
+def need_index(index: Tensor | None) -> Tensor:
+    """The images' indices of a batch; CRD cannot do without."""
+    if index is None:
+        raise DataError(
+            "CRD remembers every image by its index and the batch has none: the loader must yield (x, y, index), "
+            "index counting the training images from 0"
+        )
+    return index
+
+
+class CRDBank(Supervision):
+    """Two banks of embeddings with a row for every training image; fitted are only the labels, in one pass.
+
+    Args:
+        feat_dim: length of an embedding. The field uses 128.
+        K: negatives drawn for every image. The field uses 16384. Where some image has fewer images of other classes, that many.
+        momentum: share of the old row in an update. The field uses 0.5.
+        memory: bytes that both banks together may take.
+        seed: of the first rows and of the negatives.
+
+    Fitted, and all that an artefact holds: the labels `y_ [N]`. State that moves with training and is saved with it:
+    `memory_S_`, `memory_T_ [N feat_dim]`, first uniform in ±1/√(feat_dim/3); `Z_S_`, `Z_T_`, 0 until the first batch fixes
+    them; `draws_`, the batches for which negatives were drawn, which with `seed` says what is drawn next.
+    Of several processes each updates all banks with the rows of all of them.
+    """
+
+    kind: ClassVar[str] = "crd_bank"
+    fitted_buffers: ClassVar[tuple[str, ...]] = ("y_",)
+    y_: Tensor
+    memory_S_: Tensor
+    memory_T_: Tensor
+    Z_S_: Tensor
+    Z_T_: Tensor
+    draws_: Tensor
+    _order: Tensor | None
+    _count: Tensor
+
+    def __init__(self, feat_dim: int = 128, K: int = 16384, *, momentum: float = 0.5, memory: int = 2**30, seed: int = 0):
+        super().__init__()
+        self.feat_dim, self.K, self.momentum, self.memory, self.seed = feat_dim, K, float(momentum), memory, seed
+        for name in STATE:
+            self.register_buffer(name, None)
+        for name in ("_order", "_count"):
+            self.register_buffer(name, None, persistent=False)
+        self._negatives = 0
+        self._gathered: list[tuple[Tensor, Tensor]] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "y_":  # however the labels came, by a fit, an artefact or a checkpoint, the banks have a row for each
+            self._begin(None if value is None else len(value))
+
+    def _begin(self, N: int | None) -> None:
+        """New banks of N rows, or none."""
+        self._order = None
+        state: dict[str, Tensor | None] = dict.fromkeys(STATE)
+        if N is not None:
+            self._check_memory(N)
+            generator, bound = torch.Generator().manual_seed(self.seed), 1 / math.sqrt(self.feat_dim / 3)
+            for side in "ST":
+                rows = torch.empty(N, self.feat_dim).uniform_(-bound, bound, generator=generator)
+                state |= {f"memory_{side}_": rows.to(self._at), f"Z_{side}_": self._at.new_zeros(())}
+            state["draws_"] = torch.zeros((), dtype=torch.int64, device=self._at.device)
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def _check_memory(self, N: int) -> None:
+        fit = self.memory // (2 * 4 * self.feat_dim)
+        if fit < N:
+            raise FitError(
+                f"CRD's two banks for {N:,} images or more at feat_dim={self.feat_dim} do not fit into memory={self.memory:,} bytes, "
+                f"which hold {fit:,} images; lower feat_dim, train on a subset, or allow more memory"
+            )
+
+    @property
+    def N(self) -> int:
+        """How many training images there are."""
+        self._check_fitted()
+        return len(self.y_)
+
+    def reset(self) -> None:
+        super().reset()
+        self._gathered = []
+
+    def partial_fit(self, f_T: Float[Tensor, "b ..."], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
+        """Gather the labels of one batch; the teacher's features play no part."""
+        index = need_index(index).cpu()
+        if len(index):
+            if int(index.min()) < 0:
+                raise FitError(f"an image has the index {int(index.min())}; indices count the training images from 0")
+            self._check_memory(int(index.max()) + 1)
+        self._gathered.append((index, y.cpu()))
+
+    def finish(self) -> None:
+        if not sum(len(y) for _, y in self._gathered):
+            raise FitError("CRD saw no images; the loader was empty")
+        index, labels = (torch.cat(parts) for parts in zip(*self._gathered, strict=True))
+        self._gathered = []
+        y = torch.full((int(index.max()) + 1,), -1)
+        y[index] = labels
+        if not torch.equal(y[index], labels):
+            twice = int(index[(y[index] != labels).nonzero()[0]])
+            raise FitError(f"the index {twice} came with two labels; every training image needs an index of its own")
+        if missing := (y < 0).nonzero().flatten().tolist():
+            raise FitError(
+                f"indices run to {len(y) - 1}, and {len(missing)} below are missing (first: {missing[0]}); the loader must show all "
+                "training images, counted from 0 without gaps"
+            )
+        if bool((y == y[0]).all()):
+            raise FitError("CRD draws negatives from other classes and the training images are all of one")
+        self.y_ = y
+        self._sort()
+        self.report_ = {"images": len(y), "negatives": self._negatives}
+
+    def _sort(self) -> tuple[Tensor, Tensor]:
+        """Images ordered by class, and the size of each class: a class is a range there, and all others are what is left."""
+        if self._order is None:
+            self._order, self._count = self.y_.argsort(stable=True), torch.bincount(self.y_)
+            self._negatives = min(self.K, self.N - int(self._count.max()))
+        return self._order, self._count
+
+    def negatives(self, index: Int[Tensor, "b"]) -> Int[Tensor, "b K"]:
+        """Images of other classes for each image, without replacement; the same again until `update`."""
+        self._check_fitted()
+        order, count = self._sort()
+        mixed = np.random.SeedSequence((self.seed, _rank(), int(self.draws_))).generate_state(1, np.uint64)
+        generator = torch.Generator(index.device).manual_seed(int(mixed[0]))
+        c = self.y_[index]
+        drawn = draw_distinct(self.N - count[c], self._negatives, generator)
+        first = (count.cumsum(dim=0) - count)[c][:, None]
+        return order[torch.where(drawn < first, drawn, drawn + count[c][:, None])]
+
+    def normaliser(self, bank: Literal["S", "T"], scores: Float[Tensor, "b m"]) -> Float[Tensor, ""]:
+        """Z of a bank: N times the mean exp(score) of the first batch, positives and negatives, and fixed from then on."""
+        Z: Tensor = getattr(self, f"Z_{bank}_")
+        mean = scores.detach().mean()
+        estimate = (_of_all(mean[None]).mean() if self.training else mean) * self.N
+        return torch.where(Z > 0, Z, estimate.to(Z.dtype))
+
+    @torch.no_grad()
+    def update(
+        self,
+        index: Int[Tensor, "b"],
+        *,
+        v_S: Float[Tensor, "b d"],
+        v_T: Float[Tensor, "b d"],
+        Z_S: Float[Tensor, ""],
+        Z_T: Float[Tensor, ""],
+    ) -> None:
+        """Move the rows of these images towards their embeddings, keep Z, and go on to the next draw."""
+        index = _of_all(index)
+        for bank, Z_, v, Z in ((self.memory_S_, self.Z_S_, v_S, Z_S), (self.memory_T_, self.Z_T_, v_T, Z_T)):
+            old = bank[index]
+            new = F.normalize(self.momentum * old + (1 - self.momentum) * _of_all(v).to(bank.dtype), dim=1)
+            # A step that turned to NaN is told and stopped; in the bank it would stay for ever.
+            bank[index] = torch.where(new.isfinite().all(dim=1, keepdim=True), new, old)
+            Z_.copy_(torch.where(Z.isfinite(), Z, Z_))
+        self.draws_ += 1
+
+    def check(self, index: Int[Tensor, "b"], y: Int[Tensor, "b"]) -> None:
+        """The batch must be of the images whose labels were gathered."""
+        known = (index >= 0) & (index < self.N)
+        same = known & (self.y_[index.clamp(0, self.N - 1)] == y)
+        if not bool(same.all()):
+            i = int((~same).nonzero()[0])
+            was = f"was fitted with the label {int(self.y_[index[i]])}" if known[i] else f"is none of the {self.N} fitted"
+            raise DataError(
+                f"CRD got an image of index {int(index[i])} and label {int(y[i])}, which {was}; fit it to the images it is trained on"
+            )
+
+    def extra_repr(self) -> str:
+        return f"feat_dim={self.feat_dim}, K={self.K}"
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if _several() else 0
+
+
+def _of_all(rows: Tensor) -> Tensor:
+    """The rows of all processes, in the order of their ranks; batches must be of one size."""
+    if not _several():
+        return rows
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows.contiguous())
+    return torch.cat(parts)

@@ -1,0 +1,97 @@
+"""Methods side by side: shared teacher and fits, failures that do not stop the rest, phases."""
+
+import json
+
+import pytest
+import torch
+
+import letkd.train.loop as loop
+import letkd.train.trials as trials
+from letkd.errors import RecipeError, UnsupportedPair
+from letkd.methods import KD, METHODS
+from letkd.models.weights import read_state_dict
+from letkd.recipes import resolve
+from letkd.train.optim import phase_at
+from letkd.train.trials import compare
+
+SMALL = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
+
+
+class Refuses(KD):
+    name = "refuses"
+
+    def build(self, student, teacher):
+        raise UnsupportedPair("the moon is in the wrong house")
+
+
+class Breaks(KD):
+    name = "breaks"
+
+    def terms(self, view):
+        raise RuntimeError("broken on purpose\nand at length")
+
+
+@pytest.fixture
+def recipes(monkeypatch):
+    """Two more methods: one that refuses the pair and one that breaks in its first step."""
+    monkeypatch.setitem(METHODS, "refuses", Refuses)
+    monkeypatch.setitem(METHODS, "breaks", Breaks)
+
+    def with_more(pair, *, method=None, **given):
+        if method in ("refuses", "breaks"):
+            recipe = resolve(pair, method="kd", **given)
+            return recipe.model_copy(update={"title": method, "methods": {method: {}}, "weights": {"ce": 1.0}})
+        return resolve(pair, method=method, **given)
+
+    monkeypatch.setattr(trials, "resolve", with_more)
+
+
+def test_one_failing_method_does_not_stop_the_rest(recipes, tmp_path):
+    rows = compare("digits/tiny", ["refuses", "kd", "breaks", "quest", "letkd-1"], tmp_path, trials=1, settings=SMALL)
+    by_title = {row.title: row for row in rows}
+    assert list(by_title) == ["Teacher", "refuses", "KD", "breaks", "QUEST", "letKD-1"]
+    assert by_title["refuses"].note == "does not serve this pair: the moon is in the wrong house"
+    assert by_title["breaks"].note == "failed: RuntimeError: broken on purpose"
+    assert [len(row.results) for row in rows] == [1, 0, 1, 0, 1, 1]
+    assert len(list((tmp_path / "supervision").iterdir())) == 1, "QUEST and letKD-1 share their K-means"
+
+
+def test_a_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    first = compare("digits/tiny", ["ce", "kd"], tmp_path, trials=1, settings=SMALL)
+    trained = []
+    build = loop.build_distiller
+    monkeypatch.setattr(loop, "build_distiller", lambda *args: (trained.append(1), build(*args))[1])
+    again = compare("digits/tiny", ["ce", "kd", "quest"], tmp_path, trials=1, settings=SMALL)
+    assert [row.results for row in again[:3]] == [row.results for row in first]
+    assert len(trained) == 1
+
+
+def test_wrong_names_are_told_before_anything_is_trained(tmp_path):
+    with pytest.raises(RecipeError, match="there is no method 'qest'"):
+        compare("digits/tiny", ["kd", "qest"], tmp_path, trials=1, settings=SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_phases_come_first_each_with_its_weights_and_rate(tmp_path):
+    compare("digits/tiny", [], tmp_path, trials=1, settings=SMALL)
+    overrides = {
+        "teacher.weights": str(tmp_path / "teacher" / "student.safetensors"),
+        "phases": [{"epochs": 2, "weights": {"ce": 0, "kd/penultimate": 1}, "lr": 0.01}],
+    }
+    recipe = resolve("digits/tiny/quest", overrides=overrides, settings=SMALL)
+    assert [phase_at(epoch, recipe)[0] for epoch in (1, 2, 3)] == [1, 2, 1]
+    starts = []
+    save = loop.save_checkpoint
+    with pytest.MonkeyPatch.context() as patch:
+
+        def record(folder, module, *args, **given):
+            starts.append(module.student.fc.weight.detach().clone())
+            save(folder, module, *args, **given)
+
+        patch.setattr(loop, "save_checkpoint", record)
+        loop.train(recipe, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["lr"] for row in rows] == [0.01, 0.01, recipe.optim.lr]
+    assert torch.equal(starts[0], starts[1]), "the classifier is not touched while CE weighs nothing"
+    assert not torch.equal(starts[1], starts[2])
+    assert "fc.weight" in read_state_dict(tmp_path / "run" / "student.safetensors")

@@ -1,0 +1,29 @@
+"""docs/methods.md is what the methods and recipes say, and every method says it."""
+
+from pathlib import Path
+
+import pytest
+
+from letkd.methods import METHODS
+from letkd.report.methods import as_markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_current():
+    page = (ROOT / "docs" / "methods.md").read_text()
+    assert page == as_markdown(), "run: python -m letkd.report.methods > docs/methods.md"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_says_what_it_is(name):
+    method = METHODS[name]
+    assert method.name == name
+    assert method.paper
+    assert method.loss
+
+
+def test_every_method_file_is_short():
+    for path in (ROOT / "src" / "letkd" / "methods").glob("*.py"):
+        if path.stem not in ("base", "__init__"):
+            assert len(path.read_text().splitlines()) <= 130, path.name
