@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -160,7 +160,15 @@ class Distiller(nn.Module):
         """The offline parts of all methods, by site."""
         return {site: fitting for method in self._methods() for site, fitting in method.fittings().items()}
 
-    def fit(self, loader: Iterable, *, folder: str | Path | None = None, data: str = "", force: bool = False) -> Self:
+    def fit(
+        self,
+        loader: Iterable,
+        *,
+        folder: str | Path | None = None,
+        data: str = "",
+        force: bool = False,
+        terms: Collection[str] | None = None,
+    ) -> Self:
         """Run the offline parts (Alg. 1 and 2): one pass of the teacher over `loader`, without augmentation for the paper's way.
 
         Args:
@@ -169,8 +177,13 @@ class Distiller(nn.Module):
                 loaded instead of fitted; one that does not is fitted anew, and a line says what changed.
             data: names the data for that fingerprint; needed with `folder`.
             force: fit even so.
+            terms: fit only what these loss terms need; all where not given.
         """
-        todo = {site: part for site, part in self.fittings().items() if part.supervision.fitted_buffers}
+        todo = {
+            site: part
+            for site, part in self.fittings().items()
+            if part.supervision.fitted_buffers and (terms is None or part.term in terms)
+        }
         if folder is not None and not data:
             raise LetkdError("fit(folder=…) must know which data the fitted files belong to: pass data='a name or hash of it'")
         origins = {site: self._origin(part, data) for site, part in todo.items()} if folder is not None else {}

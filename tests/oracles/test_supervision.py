@@ -95,7 +95,7 @@ def test_nearest_centre_by_brute_force_whatever_the_chunk():
 
 def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
     f_T, y, index = features(n=30)
-    supervision = KMeansSupervision(6, pixels_per_centre=None).fit([(f_T, y, index)])
+    supervision = KMeansSupervision(6, pixels_per_centre="all").fit([(f_T, y, index)])
     best = KMeans(6, n_init=5, random_state=0).fit(pixels(f_T).numpy()).inertia_
     assert best * 0.999 <= inertia(pixels(f_T), supervision.rho_) < best * 1.15  # one random start
     gaps = [
@@ -103,7 +103,12 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
         for k, one in enumerate(supervision.rho_)
     ]
     assert float(supervision.nearest_) == pytest.approx(sum(gaps) / 6, rel=1e-5)
-    assert supervision.report_ == {"pixels seen": 450, "pixels clustered": 450}
+    peaks = supervision.p_T(f_T, y).max(dim=1).values
+    assert supervision.report_ == {
+        "pixels seen": 450,
+        "pixels clustered": 450,
+        "mean of largest label": pytest.approx(peaks.mean().item(), rel=1e-4),
+    }
 
 
 def test_scale_free_labels_do_not_depend_on_the_scale_of_the_features():

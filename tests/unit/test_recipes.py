@@ -55,6 +55,22 @@ def test_layers_override_in_order(tmp_path):
     assert resolve(own, settings=["data.root=some/folder"]).data.root == "some/folder"
 
 
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ('weights."kd/penultimate"=0.5', ["weights", "kd/penultimate"], 0.5),
+        ("weights.kd/penultimate=0.5", ["weights", "kd/penultimate"], 0.5),
+        ('teacher.taps."penultimate.conv3x3"=layer3.1.conv1', ["teacher", "taps", "penultimate.conv3x3"], "layer3.1.conv1"),
+        ("optim.milestones=[1, 2]", ["optim", "milestones"], [1, 2]),
+    ],
+)
+def test_settings_are_toml(setting, path, value):
+    found = resolve("digits/tiny/quest", settings=[setting]).model_dump()
+    for part in path:
+        found = found[part]
+    assert found == value
+
+
 def test_merge_keeps_both_sides_of_a_table():
     assert merge({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}, "c": 5}) == {"a": {"x": 1, "y": 4}, "b": 3, "c": 5}
 

@@ -11,11 +11,10 @@ from letkd.train.runs import Result, RunFolder, recipe_of
 
 
 def result(test: float, **changes) -> Result:
-    values = dict(
-        last_test=test, last_test_top5=99.0, last_val=None, best_val=None, best_val_epoch=None, best_val_test=None,
-        parameters=1234, epochs=3, seconds=2.0,
-    )  # fmt: skip
-    return Result(**{**values, **changes})
+    none = dict.fromkeys(("last_val", "best_val", "best_val_epoch", "best_val_test"))
+    return Result(
+        **{**none, "last_test": test, "last_test_top5": 99.0, "parameters": 1234, "epochs": 3, "seconds": 2.0, **changes}
+    )
 
 
 def begun(path) -> RunFolder:

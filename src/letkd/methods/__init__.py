@@ -1,10 +1,23 @@
 """The methods: one file each, named as in the paper's tables."""
 
+from letkd.methods.ab import AB
+from letkd.methods.at import AT
 from letkd.methods.base import Method
+from letkd.methods.crd import CRD
+from letkd.methods.dkd import DKD
+from letkd.methods.fitnet import FitNet
+from letkd.methods.fsp import FSP
 from letkd.methods.kd import KD
 from letkd.methods.letkd import LetKD, letkd1, letkd2
-from letkd.methods.quest import QUEST, Site, quest
+from letkd.methods.quest import QUEST, quest
+from letkd.methods.simkd import SimKD
+from letkd.methods.site import Site
+from letkd.methods.sp import SP
+from letkd.methods.tdd import TDD
+from letkd.methods.vid import VID
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (KD, QUEST, LetKD)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls for cls in (KD, FitNet, AT, AB, FSP, SP, VID, CRD, DKD, SimKD, TDD, QUEST, LetKD)
+}
 
-__all__ = ["KD", "METHODS", "QUEST", "LetKD", "Method", "Site", "letkd1", "letkd2", "quest"]
+__all__ = ["METHODS", "Method", "Site", "letkd1", "letkd2", "quest", *(cls.__name__ for cls in METHODS.values())]  # pyright: ignore

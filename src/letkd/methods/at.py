@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from letkd.errors import UnsupportedPair
 from letkd.functional import fit_spatially
-from letkd.methods.base import Method, Side, View
+from letkd.methods.base import Method, Side, View, paired_stages
 
 
 def attention(f: Float[Tensor, "b d h w"]) -> Float[Tensor, "b n"]:
@@ -36,6 +35,8 @@ class AT(Method):
     """
 
     name: ClassVar[str] = "at"
+    paper: ClassVar[str] = "Zagoruyko, Komodakis, 2017"
+    loss: ClassVar[str] = "squared difference of normalised attention maps, summed over stages"
 
     def build(self, student: Side, teacher: Side) -> None:
         for role in paired_stages(student, teacher):
@@ -45,17 +46,3 @@ class AT(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = [at_loss(view.student[role], view.teacher[role]) for role in self.reads.student]
         return {"at": torch.stack(losses).sum()}
-
-
-def paired_stages(student: Side, teacher: Side) -> list[str]:
-    """The roles `stage1` … `stageN` where both networks have them all; there must be a map at each."""
-    for side in (student, teacher):
-        for role in side.stages() or ["stage1"]:
-            side.map_shape(role)
-    if student.stages() != teacher.stages():
-        raise UnsupportedPair(
-            f"the student {type(student.model).__name__} has {', '.join(student.stages())} and the teacher "
-            f"{type(teacher.model).__name__} {', '.join(teacher.stages())}, so their stages make no pairs; name as many of one as of "
-            "the other by taps"
-        )
-    return student.stages()

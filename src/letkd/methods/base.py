@@ -56,7 +56,8 @@ class Side:
 
     def stages(self) -> list[str]:
         """The roles `stage1` … `stageN` of this network, from input to output."""
-        return sorted((role for role in self.taps if role.removeprefix("stage").isdigit()), key=lambda role: int(role[5:]))
+        numbers = [role[5:] for role in self.taps if role.startswith("stage")]
+        return [f"stage{n}" for n in sorted(int(number) for number in numbers if number.isdigit())]
 
     def graft(self, layer: nn.Module, role: str, name: str) -> str:
         """Put a layer behind the place of a role; returns the layer's module path."""
@@ -73,10 +74,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Fitting:
-    """An offline part: a supervision, the teacher's role it is fitted to, and the pooling in between."""
+    """An offline part: a supervision, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
 
     supervision: Supervision
     role: str
+    term: str
     ratio: tuple[int, int] = (1, 1)
 
 
@@ -124,6 +126,8 @@ class Method(nn.Module):
     """
 
     name: ClassVar[str]
+    paper: ClassVar[str]
+    loss: ClassVar[str]
 
     def __init__(self):
         super().__init__()
@@ -161,3 +165,17 @@ def need_equal_classes(student: Side, teacher: Side) -> None:
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "
             f"{type(teacher.model).__name__} {teacher.num_classes}; build both for the same classes"
         )
+
+
+def paired_stages(student: Side, teacher: Side) -> list[str]:
+    """The roles `stage1` … `stageN` where both networks have them all; there must be a map at each."""
+    for side in (student, teacher):
+        for role in side.stages() or ["stage1"]:
+            side.map_shape(role)
+    if student.stages() != teacher.stages():
+        raise UnsupportedPair(
+            f"the student {type(student.model).__name__} has {', '.join(student.stages())} and the teacher "
+            f"{type(teacher.model).__name__} {', '.join(teacher.stages())}, so their stages make no pairs; name as many of one as of "
+            "the other by taps"
+        )
+    return student.stages()

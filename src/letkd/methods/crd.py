@@ -53,6 +53,8 @@ class CRD(Method):
     """
 
     name: ClassVar[str] = "crd"
+    paper: ClassVar[str] = "Tian, Krishnan, Isola, 2020"
+    loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class CRD(Method):
         self.reads.teacher["pooled"] = teacher.taps["pooled"]
 
     def fittings(self) -> dict[str, Fitting]:
-        return {self.name: Fitting(self.bank, "pooled")}
+        return {self.name: Fitting(self.bank, "pooled", self.name)}
 
     def terms(self, view: View) -> dict[str, Tensor]:
         index, bank = need_index(view.batch.index), self.bank

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from letkd.errors import UnsupportedPair
 from letkd.functional import fit_spatially
-from letkd.methods.at import paired_stages
-from letkd.methods.base import Method, Side, View
+from letkd.methods.base import Method, Side, View, paired_stages
 
 
 def fsp_matrix(lower: Float[Tensor, "b d h w"], upper: Float[Tensor, "b e H W"]) -> Float[Tensor, "b e d"]:
@@ -43,6 +42,8 @@ class FSP(Method):
     """
 
     name: ClassVar[str] = "fsp"
+    paper: ClassVar[str] = "Yim et al., 2017"
+    loss: ClassVar[str] = "squared difference of the products between consecutive stages, before the main training"
 
     def build(self, student: Side, teacher: Side) -> None:
         roles = ["stem", *paired_stages(student, teacher)]

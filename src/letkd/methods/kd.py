@@ -28,6 +28,8 @@ class KD(Method):
     """
 
     name: ClassVar[str] = "kd"
+    paper: ClassVar[str] = "Hinton, Vinyals, Dean, 2015"
+    loss: ClassVar[str] = "T² · KL(teacher's ‖ student's softened predictions)"
 
     def __init__(self, T: float = 4.0):
         super().__init__()

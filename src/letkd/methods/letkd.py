@@ -5,7 +5,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from letkd.methods.base import Side, View
-from letkd.methods.quest import QUEST, Site, module_name
+from letkd.methods.quest import QUEST, module_name
+from letkd.methods.site import Site
 from letkd.supervision import KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap
 
@@ -20,6 +21,8 @@ class LetKD(QUEST):
     """
 
     name: ClassVar[str] = "letkd"
+    paper: ClassVar[str] = "Görgün, Gürbüz, Alatan, letKD, BMVC 2023"
+    loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site, on the templates of a KD layer in the student"
 
     def _place(self, site: Site, student: Side, d: int, K: int) -> None:
         path = student.graft(site.layer(d, K), site.role, f"kd_{module_name(site.role)}")  # section 3: f_{l+1} ∘ f_KD ∘ f_l

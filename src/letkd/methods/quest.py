@@ -1,64 +1,16 @@
 """QUEST: predict the teacher's per-pixel labels from the student's features (Jain et al. 2020; the paper's letKD with α = 0)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from letkd.errors import RecipeError, UnsupportedPair
+from letkd.errors import UnsupportedPair
 from letkd.functional import pixel_kl, pool_ratio, pool_to
-from letkd.layer import CosineConv1x1, KDLayer
+from letkd.layer import CosineConv1x1
 from letkd.methods.base import Fitting, Method, Side, View, as_table, collected, construct
-from letkd.supervision import SUPERVISIONS, KMeansSupervision, Supervision
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where knowledge passes: a role that both networks have, the supervision there, and how the KD layer starts.
-
-    Args:
-        role: `penultimate` or `intermediate`, or any role that both tap tables name.
-        supervision: gives p_T there.
-        alpha: α of the KD layer (QUEST has none). Paper uses 1; RN50-MNV2 less.
-        scale_omega: first value of the templates' scale. The authors use 3.0.
-        scale_nu: first value of the semantic vectors' scale. The authors use 1.0.
-        normalize_value_input: see `KDLayer`.
-    """
-
-    role: str
-    supervision: Supervision
-    alpha: float = 1.0
-    scale_omega: float = 3.0
-    scale_nu: float = 1.0
-    normalize_value_input: bool = True
-
-    @classmethod
-    def from_recipe(cls, role: str, table: Any) -> "Site":
-        """A site from the recipe's table `sites.<role>`, whose `supervision` table names its kind and settings."""
-        where, wrong = f"sites.{role}", []
-        settings = as_table(table, where)
-        with collected(wrong):
-            settings["supervision"] = _supervision(settings.get("supervision", {}), f"{where}.supervision")
-        return construct(cls, {"role": role, **settings}, where, wrong=wrong)
-
-    def layer(self, d: int, K: int) -> KDLayer:
-        return KDLayer(
-            d,
-            K,
-            alpha=self.alpha,
-            scale_omega=self.scale_omega,
-            scale_nu=self.scale_nu,
-            normalize_value_input=self.normalize_value_input,
-        )
-
-
-def _supervision(table: Any, where: str) -> Supervision:
-    settings = as_table(table, where)
-    kind = settings.pop("kind", "kmeans")
-    if kind not in SUPERVISIONS:
-        raise RecipeError(f"{where}.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
-    return construct(SUPERVISIONS[kind], settings, where)
+from letkd.methods.site import Site
+from letkd.supervision import KMeansSupervision
 
 
 class QUEST(Method):
@@ -71,6 +23,8 @@ class QUEST(Method):
     """
 
     name: ClassVar[str] = "quest"
+    paper: ClassVar[str] = "Jain et al., QUEST, 2020"
+    loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site"
 
     def __init__(self, sites: Sequence[Site]):
         super().__init__()
@@ -113,7 +67,8 @@ class QUEST(Method):
 
     def fittings(self) -> dict[str, Fitting]:
         return {
-            role: Fitting(site.supervision, self._teacher_role(role), self._ratio[role]) for role, site in self.sites.items()
+            role: Fitting(site.supervision, self._teacher_role(role), f"kd/{role}", self._ratio[role])
+            for role, site in self.sites.items()
         }
 
     def term_names(self) -> tuple[str, ...]:

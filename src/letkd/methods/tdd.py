@@ -44,6 +44,8 @@ class TDD(Method):
     """
 
     name: ClassVar[str] = "tdd"
+    paper: ClassVar[str] = "Song et al., 2021"
+    loss: ClassVar[str] = "cross-entropy with the teacher's class groups, at every stage"
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class TDD(Method):
             self.reads.teacher[role] = teacher.taps[role]
 
     def fittings(self) -> dict[str, Fitting]:
-        return {f"{self.name}/{role}": Fitting(tree, role) for role, tree in self.trees.items()}
+        return {f"{self.name}/{role}": Fitting(tree, role, self.name) for role, tree in self.trees.items()}
 
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = []

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from letkd.functional import fit_spatially
-from letkd.methods.at import paired_stages
-from letkd.methods.base import Method, Side, View
+from letkd.methods.base import Method, Side, View, paired_stages
 
 
 def vid_loss(
@@ -50,6 +49,10 @@ class VID(Method):
     """
 
     name: ClassVar[str] = "vid"
+    paper: ClassVar[str] = "Ahn et al., 2019"
+    loss: ClassVar[str] = (
+        "negative log-likelihood of the teacher's map under a Gaussian predicted from the student's, summed over stages"
+    )
 
     def __init__(self, init_var: float = 5.0, eps: float = 1e-5):
         super().__init__()

@@ -1,7 +1,7 @@
 """Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- what the user sets."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,9 @@ def resolve(
     table: dict[str, Any] = {}
     for layer in [*layers, own]:
         table = merge(table, layer)
-    table = merge(table, _nested([*(overrides or {}).items(), *map(_parse, settings)]))
+    sets = [_nested(key.split("."), value) for key, value in (overrides or {}).items()]
+    for layer in [*sets, *map(_parse, settings)]:
+        table = merge(table, layer)
     if method == "teacher":
         table["student"] = {**table.pop("teacher", {}), "weights": None}
     return validate(table, f"recipe {name or 'base'}")
@@ -95,22 +97,29 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _nested(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A table from dotted keys."""
-    table: dict[str, Any] = {}
-    for key, value in items:
-        first, *rest = key.split(".")
-        for part in reversed(rest):
-            value = {part: value}
-        table = merge(table, {first: value})
-    return table
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    for part in reversed(path):
+        value = {part: value}
+    return value
 
 
-def _parse(text: str) -> tuple[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
+    """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {text!r}: write key=value, as in optim.lr=0.01")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        found = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        found = value.strip()
+    try:
+        (path,) = _paths(tomllib.loads(f"{key} = 0"))
+    except tomllib.TOMLDecodeError:
+        path = key.strip().split(".")
+    return _nested(path, found)
+
+
+def _paths(table: Any) -> list[list[str]]:
+    if not isinstance(table, Mapping):
+        return [[]]
+    return [[key, *rest] for key, value in table.items() for rest in _paths(value)]

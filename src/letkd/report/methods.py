@@ -47,7 +47,9 @@ def card(name: str) -> Card:
         name,
         recipe.title,
         "; ".join(cls.paper for cls in classes) or "–",
-        " + ".join(["CE" if recipe.weights.get("ce", 1.0) or recipe.phases else "", *(cls.loss for cls in classes)]).removeprefix(" + "),
+        " + ".join(
+            ["CE" if recipe.weights.get("ce", 1.0) or recipe.phases else "", *(cls.loss for cls in classes)]
+        ).removeprefix(" + "),
         reads,
         adds,
         _defaults(recipe),
@@ -72,7 +74,10 @@ def _on_the_pair(recipe: Recipe) -> tuple[str, str]:
 def _defaults(recipe: Recipe) -> str:
     values = [f"{'.'.join(path)}={_short(value)}" for path, value in _leaves(recipe.methods)]
     values += [f"weight of {name} {weight:g}" for name, weight in recipe.weights.items()]
-    values += [f"first {phase.epochs} epochs with {', '.join(f'{k} {v:g}' for k, v in phase.weights.items())}" for phase in recipe.phases]
+    values += [
+        f"first {phase.epochs} epochs with {', '.join(f'{k} {v:g}' for k, v in phase.weights.items())}"
+        for phase in recipe.phases
+    ]
     return ", ".join(values) or "–"
 
 

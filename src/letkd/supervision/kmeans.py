@@ -1,6 +1,6 @@
 """K-means labels: soft assignments of every pixel to the centres of the teacher's features (section 4.2.1, Alg. 1)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +27,7 @@ class KMeansSupervision(Supervision):
         K: number of centres. Paper uses 4096.
         tau: τ, multiplies the squared distances. Paper uses 1 (QUEST used 5). It depends on the scale of the features.
         scale_free: divide τ by the mean squared distance between nearest centres, so that it no longer does.
-        pixels_per_centre: pixels drawn at random for each centre to cluster; None for all there are, as the authors do.
+        pixels_per_centre: pixels drawn at random for each centre to cluster; "all" for all there are, as the authors do.
         iterations: of Lloyd's algorithm. The authors use 20.
         seed: of the sample and of the start.
 
@@ -45,7 +45,7 @@ class KMeansSupervision(Supervision):
         tau: float = 1.0,
         *,
         scale_free: bool = False,
-        pixels_per_centre: int | None = 256,
+        pixels_per_centre: int | Literal["all"] = 256,
         iterations: int = 20,
         seed: int = 0,
     ):
@@ -67,13 +67,13 @@ class KMeansSupervision(Supervision):
     def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
         self._check_map(f_T)
         if self._reservoir is None:
-            capacity = 2**62 if self.pixels_per_centre is None else self.K * self.pixels_per_centre
-            self._reservoir = Reservoir(capacity, seed=self.seed)
+            wanted = self.pixels_per_centre
+            self._reservoir = Reservoir(self.K * wanted if isinstance(wanted, int) else 2**62, seed=self.seed)
         self._reservoir.add(f_T, torch.zeros(len(f_T), dtype=torch.int64), index)
 
     def finish(self) -> None:
         seen = 0 if self._reservoir is None else int(self._reservoir.seen.sum())
-        if self._reservoir is None or self.K > seen:
+        if self._reservoir is None or seen < self.K:
             raise FitError(
                 f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K or more images"
             )
@@ -88,7 +88,9 @@ class KMeansSupervision(Supervision):
                 f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels; choose another tap or a smaller K"
             )
         self.rho_, self.nearest_ = rho, nearest.float()
-        self.report_ = {"pixels seen": seen, "pixels clustered": len(F)}
+        some = F[:: max(1, len(F) // 4096)].T[None, :, None]  # [1 d 1 n]
+        peak = self.p_T(some, torch.zeros(1, dtype=torch.int64)).max(dim=1).values.mean()
+        self.report_ = {"pixels seen": seen, "pixels clustered": len(F), "mean of largest label": float(peak)}
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         self._check_fitted()

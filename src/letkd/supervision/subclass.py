@@ -33,7 +33,8 @@ class SubclassSupervision(Supervision):
         smoothing: added to every count of s_T. Paper uses 0.
         pixels_per_class: pixels drawn at random from each class for the clusters, the prototypes and the counts; None for as many
             as `memory` holds. LDA always uses all pixels.
-        memory: bytes the drawn pixels may take where `pixels_per_class` does not say.
+        memory: bytes that the drawn pixels may take where `pixels_per_class` does not say; sorting and projecting them takes
+            about twice as much again for a moment.
         iterations: of Lloyd's algorithm. The authors use 20.
         seed: of the sample and of the start.
 
@@ -123,8 +124,9 @@ class SubclassSupervision(Supervision):
             )
         F, y = self._reservoir.sample()
         self._moments = self._reservoir = None
-        F_lda = F.double() @ W.T + b  # Alg. 2, offline: F_LDA ← Conv1x1(F, W_LDA, b_LDA)  [n r]
-        F_lda = F_lda.float()
+        chunks = [(rows.double() @ W.T + b).float() for rows in F.split(65536)]  # float64 for a part at a time
+        F_lda = torch.cat(chunks)  # Alg. 2, offline: F_LDA ← Conv1x1(F, W_LDA, b_LDA)  [n r]
+        del F, chunks
         rho = torch.stack(
             [kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)]
         )  # Alg. 2, offline: ρ_c ← KMeans(F_LDA^c, K_inter)  [C K r]
@@ -136,7 +138,7 @@ class SubclassSupervision(Supervision):
         self.s_T_ = transition_scores(own, self.h2(F_lda), C * self.K, smoothing=self.smoothing).float()  # Alg. 2, offline
         self.report_ = {
             "pixels seen": int(seen.sum()),
-            "pixels counted": len(F),
+            "pixels counted": len(F_lda),
             "LDA components": len(W),
             "mean of own sub-class": float(self.s_T_.diagonal().mean()),
         }

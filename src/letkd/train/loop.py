@@ -202,4 +202,6 @@ def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path,
     if not distiller.fittings():
         return
     name = f"{data.name} {data.train.fingerprint()} mean {data.mean} std {data.std}"
-    distiller.fit(eval_loader(recipe, data, data.train), folder=folder, data=name, force=force)
+    weights = [recipe.weights, *(phase.weights for phase in recipe.phases)]
+    terms = {part.term for part in distiller.fittings().values() if any(table.get(part.term, 1.0) for table in weights)}
+    distiller.fit(eval_loader(recipe, data, data.train), folder=folder, data=name, force=force, terms=terms)
