@@ -22,7 +22,26 @@ from torch import Tensor, nn
 from letkd import progress
 from letkd.batch import Batch
 from letkd.distiller import Distiller
-from letkd.methods import KD, QUEST, LetKD, Method, Site, letkd1, letkd2, quest
+from letkd.methods import (
+    AB,
+    AT,
+    CRD,
+    DKD,
+    FSP,
+    KD,
+    QUEST,
+    SP,
+    TDD,
+    VID,
+    FitNet,
+    LetKD,
+    Method,
+    SimKD,
+    Site,
+    letkd1,
+    letkd2,
+    quest,
+)
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision, Supervision
 from letkd.taps import Tap
 
@@ -31,6 +50,14 @@ torch.set_num_threads(1)
 C = 3
 SIZE = (16, 16)
 TAPS: dict[str, Tap | str] = {
+    "stem": "first",
+    "stage1": "first",
+    "stage1.preact": Tap("first.2", io="input"),
+    "stage2": "last.0",
+    "stage2.preact": Tap("last.0.relu", io="input"),
+    "stage3": "last",
+    "stage3.preact": Tap("last.1.relu", io="input"),
+    "pooled": Tap("fc", io="input"),
     "intermediate": "last.0",
     "intermediate.conv3x3": "last.0.conv",
     "penultimate": "last",
@@ -39,6 +66,16 @@ TAPS: dict[str, Tap | str] = {
 
 METHODS: dict[str, Callable[[], Method]] = {
     "kd": KD,
+    "fitnet": FitNet,
+    "at": AT,
+    "ab": AB,
+    "fsp": FSP,
+    "sp": SP,
+    "vid": VID,
+    "crd": lambda: CRD(K=8, feat_dim=6),
+    "dkd": lambda: DKD(warmup=1),
+    "simkd": SimKD,
+    "tdd": TDD,
     "quest": lambda: quest(6),
     "quest(2)": lambda: QUEST(
         [Site("intermediate", KMeansSupervision(5, 0.1)), Site("penultimate", KMeansSupervision(6))],

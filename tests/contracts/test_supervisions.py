@@ -167,7 +167,7 @@ def test_what_is_loaded_goes_where_the_supervision_was_moved(kind, way, already,
 @every_kind
 def test_labels_are_computed_in_full_precision_under_autocast(kind):
     """In bf16 the distances of features as far from the origin as a ResNet's would be off by more than the gaps between centres."""
-    f_T, y, index = features()
+    f_T, y, index = features(n=60)
     f_T = f_T + 20
     supervision = at_site(kind).fit([(f_T, y, index)])
     exact = supervision.p_T(f_T, y)

@@ -70,7 +70,8 @@ def pooled_by_hand(f: Tensor, h: int, w: int) -> Tensor:
 def test_ab_loss_is_its_formula(m):
     shapes = [(2, 3, 4, 2), (2, 5, 2, 1), (2, 4, 1, 2)]
     s, t = ([maps(*shape, seed=seed + i) for i, shape in enumerate(shapes)] for seed in (0, 10))
-    t[0][0, 0, 0, 0], s[0][0, 0, 1, 0], t[0][0, 0, 1, 0] = 0.0, m, 1.0  # t = 0 is inactive; at s = m nothing is left to pay
+    s[0][0, 0, 0, 0], t[0][0, 0, 0, 0] = 0.5, 0.0  # at 0 the teacher is not active
+    s[0][0, 0, 1, 0], t[0][0, 0, 1, 0] = m, 1.0  # at the margin nothing is left to pay
     total = 0.0
     for i, n in enumerate([3, 3, 3]):
         stage = 0.0
@@ -472,6 +473,7 @@ def without(*roles: str) -> dict[str, Tap | str]:
             UnsupportedPair,
             r"the teacher Net has none; where it has such maps, name them by taps \(stage1\.preact\)$",
         ),
+        (AB, {"student_taps": without("stage2.preact")}, UnsupportedPair, r"none at stage2; .*\(stage2\.preact\)$"),
         (
             AB,
             {"teacher_taps": without("stage2", "stage2.preact")},

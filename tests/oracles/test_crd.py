@@ -343,6 +343,7 @@ import torch.distributed as dist
 from letkd.batch import Batch
 from letkd.methods.base import View
 from letkd.methods.crd import CRD
+from letkd.supervision.crd_bank import CRDBank
 
 def run(rank, size):
     torch.manual_seed(0)
@@ -357,7 +358,8 @@ def run(rank, size):
         mine = slice(rank * 8 // size, (rank + 1) * 8 // size)
         batch = Batch(torch.zeros(8 // size), y[index][mine], index[mine])
         losses.append(method.terms(View(batch, {"pooled": f_S[mine]}, {"pooled": f_T[mine]}))["crd"].detach())
-    return {"loss": torch.stack(losses), **method.bank.state_dict()}
+    few = CRDBank(6, 2).fit([(torch.zeros(12, 5), y, torch.arange(12))])
+    return {"loss": torch.stack(losses), "drawn": few.negatives(torch.arange(12)), **method.bank.state_dict()}
 
 folder, rank = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
@@ -381,6 +383,9 @@ dist.destroy_process_group()
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors.decode()[-2000:]
     alone, one, two = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("alone", "0", "1"))
+    drawn = [part.pop("drawn") for part in (alone, one, two)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])  # for the same images each process draws its own
     torch.testing.assert_close((one.pop("loss") + two.pop("loss")) / 2, alone.pop("loss"))
     assert same_state(one, two)
     for name, value in alone.items():

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import faiss
 import numpy as np
@@ -109,6 +110,14 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
         "pixels clustered": 450,
         "mean of largest label": pytest.approx(peaks.mean().item(), rel=1e-4),
     }
+
+
+def test_a_sample_that_holds_all_pixels_gives_what_all_pixels_give():
+    stream = features(n=30)
+    every, enough, few = (KMeansSupervision(6, pixels_per_centre=n).fit(in_batches(stream, 7)) for n in ("all", 75, 20))
+    assert torch.equal(enough.rho_, every.rho_)
+    assert (enough.report_["pixels clustered"], few.report_["pixels clustered"]) == (450, 120)
+    assert not torch.equal(few.rho_, every.rho_)
 
 
 def test_scale_free_labels_do_not_depend_on_the_scale_of_the_features():
@@ -237,11 +246,13 @@ def test_prototypes_are_the_means_of_their_sub_classes(fitted):
         torch.testing.assert_close(prototype, z[own == m].mean(dim=0), rtol=1e-4, atol=1e-4)
 
 
-def test_s_T_counts_which_sub_class_is_taken_for_which(fitted):
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+def test_s_T_counts_which_sub_class_is_taken_for_which(fitted, smoothing):
     """Alg. 2: over all pixels, h_1 among the own class's centres, h_2 among all prototypes; then each row by its sum."""
-    supervision, (f_T, y, _) = fitted
-    z = supervision.z(f_T)
-    counts = [[0] * 9 for _ in range(9)]
+    supervision, (f_T, y, index) = fitted
+    supervision.smoothing = smoothing
+    z = supervision.fit([(f_T, y, index)]).z(f_T)
+    counts = [[smoothing] * 9 for _ in range(9)]
     for n, row in enumerate(z):
         counts[brute_h1(row, int(y[n // 15]), supervision.rho_)][brute_h2(row, supervision.prototypes_)] += 1
     expected = torch.tensor([[count / sum(row) for count in row] for row in counts])
@@ -319,7 +330,7 @@ def one_sample(n: int, capacity: int, *, seed: int, h: int = 1, w: int = 1, batc
 
 @pytest.mark.parametrize(("n", "h", "w"), [(60, 1, 1), (5, 4, 3)])
 def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
-    trials, capacity = 400, 15
+    trials, capacity = 200, 15
     counts = np.zeros(60)
     for seed in range(trials):
         kept = one_sample(n, capacity, seed=seed, h=h, w=w, batch=-(-n // 2))
@@ -332,10 +343,9 @@ def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
 
 
 def test_reservoir_keeps_pairs_of_neighbours_as_often_as_any_pair():
-    trials = 400
+    trials = 200
     together = sum(
-        sum(b - a == 1 for a, b in zip(kept, kept[1:], strict=False))
-        for kept in (one_sample(40, 10, seed=s, batch=20) for s in range(trials))
+        sum(b - a == 1 for a, b in pairwise(kept)) for kept in (one_sample(40, 10, seed=s, batch=20) for s in range(trials))
     )
     expected = 39 * (10 * 9) / (40 * 39) * trials
     assert together == pytest.approx(expected, rel=0.1)

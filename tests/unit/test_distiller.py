@@ -1,6 +1,7 @@
 """The Distiller: one loss of named terms, a teacher that is there and not there, and a student that leaves alone."""
 
 import copy
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,11 @@ from torch import nn
 
 from letkd import Batch, KDLayer, create_model
 from letkd.distiller import Distiller, Step
+from letkd.functional import pixel_kl
 from letkd.methods import KD, QUEST, LetKD, Site, letkd1, letkd2, quest
 from letkd.methods.kd import kd_loss
-from letkd.supervision import KMeansSupervision, SubclassSupervision
-from letkd.taps import Tap
+from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
+from letkd.taps import Tap, Taps
 from tests.conftest import SIZE, TAPS, a_distiller, a_stream, a_student, a_teacher, images, same_state, steps
 
 
@@ -136,7 +138,8 @@ def test_layers_stand_behind_their_taps_with_the_sites_settings():
 
 
 def test_quest_adds_a_predictor_beside_the_student_and_nothing_inside():
-    distiller = a_distiller(quest(6))
+    distiller = a_distiller(QUEST([Site("penultimate", KMeansSupervision(6), scale_omega=2.0)]))
+    assert distiller.methods[0].predictor["penultimate"].scale.item() == 2.0
     assert list(distiller.student.state_dict()) == list(a_student().state_dict())
     trained = {key for key, _ in distiller.named_parameters() if not key.startswith("student.")}
     assert trained == {"methods.0.predictor.penultimate.weight", "methods.0.predictor.penultimate.scale"}
@@ -165,6 +168,19 @@ def test_a_role_of_ones_own_anywhere_in_the_networks():
     assert losses[-1] < losses[0]
     assert set(distiller(a_stream()[0]).terms) == {"ce", "kd/early.half", "kd/late"}
     assert "last.1.bn.kd_late.omega.weight" in distiller.student.state_dict()
+
+
+def test_the_teachers_3x3_convolution_may_have_other_channels_and_size_than_its_map():
+    taps = {**TAPS, "penultimate.conv3x3": "first.0"}  # 5 channels of 8x8, where the map has 10 of 4x4
+    distiller = a_distiller(LetKD([Site("penultimate", ConvSupervision())]), teacher_taps=taps)
+    batch = a_stream()[0]
+    step = distiller(batch)
+    with torch.no_grad():
+        p_T = torch.softmax(F.avg_pool2d(distiller.teacher.first[0](batch.x), 2), dim=1)
+        layer = distiller.student.last.kd_penultimate
+        _, f = Taps(distiller.student, {"a": Tap("last.kd_penultimate.omega")})(batch.x)
+    assert layer.omega.weight.shape[0] == 5
+    torch.testing.assert_close(step.terms["kd/penultimate"].detach(), pixel_kl(p_T, f["a"]))
 
 
 def test_fit_pools_the_teachers_maps_to_the_students_size():
@@ -233,4 +249,6 @@ def test_an_exported_student_trains_on():
 
 def test_what_is_fitted_is_told(said):
     a_distiller(quest(6)).fit(a_stream())
-    assert said() == "fitted KMeansSupervision(K=6, tau=1) at penultimate (pixels seen 384, pixels clustered 384)\n"
+    facts = r"\(pixels seen 384, pixels clustered 384, mean of largest label 0\.\d+\)"
+    told = rf"fitted KMeansSupervision\(K=6, tau=1\) at penultimate {facts}\n"
+    assert re.fullmatch(told, said())

@@ -6,7 +6,7 @@ import sys
 import typer
 
 from letkd import __version__
-from letkd.cli import compare, demo, evaluate, fit, train
+from letkd.cli import compare, demo, evaluate, fit, methods, train
 from letkd.errors import LetkdError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("train")(train.train)
 app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("compare")(compare.compare)
+app.command("methods")(methods.methods)
 
 
 def _show_version(value: bool) -> None:

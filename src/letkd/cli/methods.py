@@ -4,14 +4,11 @@
 def methods() -> None:
     """List every method: its paper, its loss, what it reads, what it adds to the student, its defaults."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.markdown import Markdown
 
-    from letkd.progress import track
-    from letkd.report.methods import cards
+    from letkd.progress import bar
+    from letkd.report.methods import as_markdown
 
-    table = Table(show_lines=True)
-    for name in ("--method", "paper", "loss", "reads of the teacher", "adds at inference", "defaults"):
-        table.add_column(name, overflow="fold")
-    for card in track(list(cards()), "looking at the methods"):
-        table.add_row(card.name, card.papers, card.loss, card.reads, card.adds, card.defaults)
-    Console().print(table)
+    with bar("looking at the methods", None):
+        page = as_markdown()
+    Console().print(Markdown(page))

@@ -47,7 +47,7 @@ class QUEST(Method):
 
     def build(self, student: Side, teacher: Side) -> None:
         for role, site in self.sites.items():
-            d, *size = student.map_shape(role)
+            _, *size = student.map_shape(role)
             d_T, *size_T = teacher.map_shape(role + site.supervision.reads)
             self._ratio[role] = pool_ratio((size_T[0], size_T[1]), (size[0], size[1]), role)
             site.supervision.bind(role, d=d_T, C=student.num_classes)
