@@ -1,6 +1,6 @@
 """Time and peak memory of one training step by method, interleaved in one run, as ratios to plain cross-entropy.
 
-    python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 8]
+    python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 8] [--rows ce,kd,letkd-2]
 
 Every round takes one step of every method in turn, so that noise of a shared machine falls on all alike; the median is
 shown. Peak memory is what one step allocates over what was there before it, read from torch's allocator on CUDA and from a
@@ -16,29 +16,32 @@ from rich.console import Console
 from rich.table import Table
 
 import letkd
+from letkd.methods import METHODS
 from letkd.progress import set_quiet
+from letkd.recipes import resolve
 
 C = 100
+ROWS = ["ce", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd", "quest", "letkd-1", "letkd-2"]
+SITE = "sites.penultimate.supervision"
+K_OF = {"quest": [f"quest.{SITE}"], "letkd-1": [f"letkd.{SITE}"], "letkd-2": [f"letkd.{SITE}"]}  # where K is set
 
 
-def distillers(teacher: torch.nn.Module, student: str, K: int) -> dict[str, letkd.Distiller]:
-    """One distiller a method, each with its own student; supervisions are fitted to random images."""
-    methods = {
-        "CE": (),
-        "KD": letkd.methods.KD(),
-        "QUEST": letkd.methods.quest(K),
-        "letKD-1": letkd.methods.letkd1(K),
-        "letKD-2": letkd.methods.letkd2(K),
-    }
-    stream = [(torch.randn(100, 3, 32, 32), torch.arange(100) % C) for _ in range(2)]
+def distillers(teacher: torch.nn.Module, student: str, K: int, rows: list[str]) -> dict[str, letkd.Distiller]:
+    """One distiller a method, as its recipe has it, each with its own student; supervisions are fitted to random images."""
+    x = torch.randn(200, 3, 32, 32)
+    stream = [letkd.Batch(x[part], part % C, part) for part in torch.arange(200).split(100)]
     made = {}
-    for name, method in methods.items():
+    for row in rows:
+        recipe = resolve("cifar100/rn56-rn20", method=row, settings=[f"methods.{key}.K={K}" for key in K_OF.get(row, [])])
+        methods = [METHODS[name].from_recipe(table) for name, table in recipe.methods.items()]
         torch.manual_seed(0)
-        made[name] = letkd.Distiller(letkd.create_model(student, num_classes=C), teacher, method).fit(stream)
+        weights = recipe.phases[0].weights if recipe.phases else recipe.weights
+        network = letkd.create_model(student, num_classes=C)
+        made[recipe.title] = letkd.Distiller(network, teacher, methods, weights=weights).fit(stream)
     return made
 
 
-def step(distiller: letkd.Distiller, optimizer: torch.optim.Optimizer, batch: tuple) -> None:
+def step(distiller: letkd.Distiller, optimizer: torch.optim.Optimizer, batch: letkd.Batch) -> None:
     distiller(batch).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -71,14 +74,19 @@ def main() -> None:
     parser.add_argument("--K", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rows", default=",".join(ROWS), help="methods, as letkd train --method names them; ce first")
     args = parser.parse_args()
     set_quiet(True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     teacher = letkd.create_model(args.teacher, num_classes=C)
-    made = {name: distiller.to(device).train() for name, distiller in distillers(teacher, args.student, args.K).items()}
+    made = {
+        name: distiller.to(device).train()
+        for name, distiller in distillers(teacher, args.student, args.K, args.rows.split(",")).items()
+    }
     optimizers = {name: torch.optim.SGD(distiller.parameters(), lr=0.01, momentum=0.9) for name, distiller in made.items()}
-    batch = (torch.randn(args.batch, 3, 32, 32, device=device), torch.randint(C, (args.batch,), device=device))
+    index = torch.arange(args.batch) % 200
+    batch = letkd.Batch(torch.randn(args.batch, 3, 32, 32), index % C, index, epoch=20).to(device)
     times: dict[str, list[float]] = {name: [] for name in made}
     memory = {}
     for k in range(args.rounds + 1):
@@ -94,9 +102,9 @@ def main() -> None:
     table = Table(
         title=f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}, {device}, {torch.get_num_threads()} threads"
     )
-    for column in ("step", "time (ms)", "time / CE", "peak memory (MB)", "memory / CE"):
+    for column in ("step", "time (ms)", "time / first", "peak memory (MB)", "memory / first"):
         table.add_column(column, justify="left" if column == "step" else "right")
-    unit = statistics.median(times["CE"])
+    unit = statistics.median(next(iter(times.values())))
     for name in made:
         middle = statistics.median(times[name])
         table.add_row(
@@ -104,7 +112,7 @@ def main() -> None:
             f"{1e3 * middle:.0f}",
             f"{middle / unit:.2f}",
             f"{memory[name] / 1e6:.0f}",
-            f"{memory[name] / memory['CE']:.2f}",
+            f"{memory[name] / next(iter(memory.values())):.2f}",
         )
     Console().print(table)
 
