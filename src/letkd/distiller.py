@@ -16,7 +16,7 @@ from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, neares
 from letkd.methods.base import Fitting, Method, Side, View, need_equal_classes
 from letkd.progress import bar, say, track
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
-from letkd.taps import Tap, Taps, as_logits
+from letkd.taps import Tap, Taps, as_logits, run_once
 
 __all__ = ["Batch", "Distiller", "Step"]
 
@@ -117,8 +117,11 @@ class Distiller(nn.Module):
             self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
             self._teacher_reads = Taps(teacher, {role: tap for read in reads for role, tap in read.teacher.items()})
             self.set_weights(weights)
+            # Whatever cannot run together shows here, not in the first step of somebody's training.
+            run_once(self._student_reads, example.to(_device(self.student)))
+            run_once(self._teacher_reads, example.to(_device(teacher)))
         except Exception:
-            for layer in here.grafts:
+            for layer in reversed(here.grafts):
                 layer.remove()
             raise
 

@@ -50,7 +50,7 @@ def load_student(path: str | Path, *, model: str | None = None) -> nn.Module:
     if model is None and name not in list_models():
         raise CheckpointError(
             f"{path} holds the network {name!r}, which is none of the zoo, and code is not run because a file names it; where you "
-            f"trust it, say so with load_student(path, model={name!r})"
+            f"trust it, say so with load_student(path, model={name!r}) or --student {name!r}"
         )
     shapes = _shapes(path)
     if name in list_models():

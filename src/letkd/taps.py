@@ -54,21 +54,36 @@ class Taps:
     """Runs a model and returns its output together with the features at named places.
 
     Hooks live only while the model runs, so between calls the model is as it was: it can be copied, pickled and exported.
-    A module that runs twice in one forward, or not at all, is an error: which of its outputs would be meant?
+    A module that runs twice in one forward, or not at all, is an error: which of its outputs would be meant? Where a later
+    module overwrites what was read (`ReLU(inplace=True)` behind a BN), the tap keeps a copy of it from then on.
     """
 
     def __init__(self, model: nn.Module, taps: Mapping[str, Tap]):
         self.model = model
         self.taps = dict(taps)
         self._modules = {role: find_module(model, tap.path) for role, tap in self.taps.items()}
+        self._overwritten: set[str] = set()
 
     def __call__(self, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
+        output, seen, versions = self._run(x)
+        overwritten = {role for role, f in seen.items() if _version(f) != versions[role]}
+        if overwritten:
+            self._overwritten |= overwritten
+            output, seen, _ = self._run(x)
+        return output, seen
+
+    def _run(self, x: Tensor) -> tuple[Any, dict[str, Tensor], dict[str, int]]:
         seen: dict[str, Tensor] = {}
+        versions: dict[str, int] = {}
         handles = []
         try:
             for role, tap in self.taps.items():
-                hook = _Reader(seen, role, tap, type(self.model).__name__)
-                handles.append(self._modules[role].register_forward_hook(hook, with_kwargs=False))
+                hook = _Reader(seen, versions, role, tap, type(self.model).__name__, copy=role in self._overwritten)
+                module = self._modules[role]
+                # An input is read before the module runs: it may overwrite it.
+                handles.append(
+                    module.register_forward_hook(hook) if tap.io == "output" else module.register_forward_pre_hook(hook)
+                )
             output = self.model(x)
         finally:
             for handle in handles:
@@ -79,21 +94,27 @@ class Taps:
                     f"tap {role!r}: module {tap.path!r} of {type(self.model).__name__} did not run in its forward; "
                     "name a module that does (a ModuleList, for one, never runs itself)"
                 )
-        return output, seen
+        return output, seen, versions
 
 
 class _Reader:
-    def __init__(self, seen: dict[str, Tensor], role: str, tap: Tap, model: str):
-        self.seen, self.role, self.tap, self.model = seen, role, tap, model
+    def __init__(self, seen: dict[str, Tensor], versions: dict[str, int], role: str, tap: Tap, model: str, *, copy: bool):
+        self.seen, self.versions, self.role, self.tap, self.model, self.copy = seen, versions, role, tap, model, copy
 
-    def __call__(self, module: nn.Module, args: tuple, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple, output: Any = None) -> None:
         value = output if self.tap.io == "output" else (args[0] if args else None)
         where = f"tap {self.role!r}: the {self.tap.io} of module {self.tap.path!r} of {self.model}"
         if not isinstance(value, Tensor):
             raise TapError(f"{where} is a {type(value).__name__}, not a tensor; name a module inside it that gives one")
         if self.role in self.seen:
             raise TapError(f"{where} was computed twice in one forward; name a module that runs once")
-        self.seen[self.role] = value
+        self.seen[self.role] = value = value.clone() if self.copy else value
+        self.versions[self.role] = _version(value)
+
+
+def _version(f: Tensor) -> int:
+    """How often a tensor was written to; torch does not count it in inference mode."""
+    return 0 if f.is_inference() else f._version
 
 
 @dataclass(frozen=True)
@@ -170,13 +191,19 @@ def as_logits(output: Any, model: nn.Module) -> Tensor:
     return logits
 
 
-@torch.no_grad()
 def probe(model: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> tuple[Any, dict[str, Tensor]]:
+    """What `run_once` gives for these taps."""
+    return run_once(Taps(model, taps), example)
+
+
+@torch.no_grad()
+def run_once(taps: Taps, example: Tensor) -> tuple[Any, dict[str, Tensor]]:
     """One forward in eval mode that leaves no trace in the model (no gradient, no BN update, the same train/eval flags)."""
+    model = taps.model
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        return Taps(model, taps)(example)
+        return taps(example)
     finally:
         for module, mode in modes.items():
             module.training = mode

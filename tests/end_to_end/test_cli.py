@@ -93,12 +93,16 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
         "    return nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes))\n"
     )
     given = [*SMALL, "--teacher", "resnet8_tiny", "--teacher-weights", teacher, "--student", "nets.py:small"]
-    code, out, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=0", "--out", "own")
+    code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=0", "--out", "own")
     assert code == 0, err
-    code, out, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=bodi", "--out", "own2")
+    code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=bodi", "--out", "own2")
     assert (code, err.count("\n")) == (2, 1)
     assert "Sequential has no module 'bodi'; nearest: " in err
-    code, out, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
+    code, _, err = letkd("eval", "own")
+    assert code == 2
+    assert "code is not run because a file names it" in err
+    assert letkd("eval", "own", "--student", "nets.py:small")[0] == 0
+    code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
     assert code == 2
     assert "has no tap for the role 'penultimate'" in err
     assert "--student-tap penultimate=module.path" in err
@@ -125,7 +129,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
     ],
 )
 def test_wrong_inputs_get_one_sentence_and_leave_nothing_behind(letkd, tmp_path, arguments, says):
-    code, out, err = letkd(*arguments, *([] if arguments[0] == "eval" else ["--out", "run"]))
+    code, _, err = letkd(*arguments, *([] if arguments[0] == "eval" else ["--out", "run"]))
     assert code == 2
     assert err.startswith("letkd: ")
     assert err.count("\n") == 1

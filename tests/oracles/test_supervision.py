@@ -108,7 +108,7 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
     assert supervision.report_ == {
         "pixels seen": 450,
         "pixels clustered": 450,
-        "mean of largest label": pytest.approx(peaks.mean().item(), rel=1e-4),
+        "mean of largest label at tau 1": pytest.approx(peaks.mean().item(), rel=1e-4),
     }
 
 

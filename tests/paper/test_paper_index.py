@@ -230,8 +230,7 @@ def test_the_cells_and_settings_named_can_be_run():
 def test_what_is_said_to_be_not_here_yet_is_not_here():
     """Whoever adds one of these moves it from that paragraph into the tables of the page."""
     (rest,) = re.findall(r"^Not here yet: (.*?)\Z", text_of(PAGE), re.M | re.S)
-    networks, methods = (re.split(r",\s+", names) for names in re.findall(r"\(([^()]+)\)", rest)[:2])
-    assert {"WRN", "FitNet"} <= {*networks, *methods}
+    networks = re.split(r",\s+", re.search(r"\(([^()]+)\)", rest)[1])
+    assert "WRN" in networks
     starts = tuple(name.lower().replace("-", "") for name in networks)
     assert [name for name in list_models() if name.startswith(starts)] == []
-    assert [name for name in methods if name.lower() in METHODS] == []

@@ -331,3 +331,20 @@ def test_find_taps_of_a_model_without_maps():
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     with pytest.raises(TapError, match=r"Sequential gives no map \[b d h w\] with more than one pixel; name the taps yourself"):
         find_taps(model, torch.zeros(1, 3, 2, 2))
+
+
+def test_what_a_later_module_overwrites_is_read_as_it_was():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3))
+    x = torch.randn(2, 3, 8, 8)
+    model.eval()
+    before = model[1](model[0](x)).detach()
+    taps = Taps(model, {"preact": Tap("2", io="input"), "bn": Tap("1"), "act": Tap("2")})
+    for _ in range(2):
+        seen = taps(x)[1]
+        assert torch.equal(seen["preact"], before)
+        assert torch.equal(seen["bn"], before)
+        assert torch.equal(seen["act"], before.relu())
+    with torch.inference_mode():
+        assert torch.equal(taps(x)[1]["act"], before.relu())
+    seen["preact"].sum().backward()
+    assert model[0].weight.grad is not None

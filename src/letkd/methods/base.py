@@ -34,6 +34,7 @@ class Side:
         self.num_classes = logits.shape[1]
         self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
         self.grafts: list[Graft | Replacement] = []
+        self._device = example.device
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Shape of the features at a role, without the batch."""
@@ -64,12 +65,12 @@ class Side:
         tap = self.taps[role]
         if tap.io != "output":
             raise TapError(f"tap {role!r} of the {self.who} is an input; a layer can only follow a module's output")
-        self.grafts.append(graft(self.model, layer, after=tap.path, name=name))
+        self.grafts.append(graft(self.model, layer.to(self._device), after=tap.path, name=name))
         return f"{tap.path}.{name}"
 
     def replace(self, role: str, module: nn.Module) -> None:
         """Put a module in the place of the one that a role names."""
-        self.grafts.append(replace_module(self.model, self.taps[role].path, module))
+        self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._device)))
 
 
 @dataclass(frozen=True)

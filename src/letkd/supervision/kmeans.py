@@ -90,7 +90,11 @@ class KMeansSupervision(Supervision):
         self.rho_, self.nearest_ = rho, nearest.float()
         some = F[:: max(1, len(F) // 4096)].T[None, :, None]  # [1 d 1 n]
         peak = self.p_T(some, torch.zeros(1, dtype=torch.int64)).max(dim=1).values.mean()
-        self.report_ = {"pixels seen": seen, "pixels clustered": len(F), "mean of largest label": float(peak)}
+        self.report_ = {
+            "pixels seen": seen,
+            "pixels clustered": len(F),
+            f"mean of largest label at tau {self.tau:g}": float(peak),
+        }
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         self._check_fitted()

@@ -12,6 +12,7 @@ from letkd.data import Augment, Dataset, Loader, Split, load_data
 from letkd.distiller import Distiller
 from letkd.errors import RecipeError, nearest
 from letkd.methods import METHODS
+from letkd.methods.base import collected
 from letkd.models import create_model, load_weights, save_weights
 from letkd.progress import bar, on_terminal, say
 from letkd.recipes.schema import Network, Recipe
@@ -167,10 +168,16 @@ def eval_loader(recipe: Recipe, data: Dataset, split: Split) -> Loader:
 
 def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     """Student, teacher and methods as the recipe names them."""
-    unknown = [name for name in recipe.methods if name not in METHODS]
-    if unknown:
-        raise RecipeError("; ".join(f"there is no method {name!r} (nearest: {nearest(name, METHODS)})" for name in unknown))
-    methods = [METHODS[name].from_recipe(table) for name, table in recipe.methods.items()]
+    methods, wrong = (
+        [],
+        [f"there is no method {name!r} (nearest: {nearest(name, METHODS)})" for name in recipe.methods if name not in METHODS],
+    )
+    for name, table in recipe.methods.items():
+        with collected(wrong):
+            if name in METHODS:
+                methods.append(METHODS[name].from_recipe(table))
+    if wrong:
+        raise RecipeError("; ".join(wrong))
     student = build_network(recipe.student, data)
     if not methods:
         return Distiller(student, weights=recipe.weights)

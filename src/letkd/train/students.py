@@ -11,8 +11,12 @@ from letkd.train.loop import read_data
 from letkd.train.runs import recipe_of
 
 
-def evaluate_student(what: Path, *, data: str | None, root: Path | None, split: str) -> Accuracy:
-    """Accuracy of a run's student, or of a student file, on a split of the run's data set or of the one named."""
+def evaluate_student(what: Path, *, data: str | None, root: Path | None, split: str, student: str | None = None) -> Accuracy:
+    """Accuracy of a run's student, or of a student file, on a split of the run's data set or of the one named.
+
+    Args:
+        student: the network's name where it is not of the zoo; no code is run because a file names it.
+    """
     path = what / "student.safetensors" if what.is_dir() else what
     if not path.exists():
         why = "is no finished run: it has no student.safetensors" if what.is_dir() else "does not exist"
@@ -31,10 +35,12 @@ def evaluate_student(what: Path, *, data: str | None, root: Path | None, split: 
         raise DataError(
             f"{path} has {header['num_classes']} classes and {images.name} {images.num_classes}; name the data it was trained on"
         )
-    images = replace(images, mean=tuple(header["mean"]), std=tuple(header["std"]))
+    images = replace(images, mean=tuple(header.get("mean", images.mean)), std=tuple(header.get("std", images.std)))
     part = getattr(images, split)
     if not len(part):
         raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with --split")
     return evaluate(
-        load_student(path), Loader(part, 128, mean=images.mean, std=images.std), description=f"evaluating on {split}"
+        load_student(path, model=student),
+        Loader(part, 128, mean=images.mean, std=images.std),
+        description=f"evaluating on {split}",
     )
