@@ -44,7 +44,7 @@ def test_help_needs_no_torch():
     code = "import sys; sys.argv = ['letkd', '--help']\nfrom letkd.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
     code += "print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for verb in ("demo", "train", "fit", "eval"):
+    for verb in ("demo", "train", "fit", "eval", "compare", "methods"):
         assert re.search(rf"^\s+{verb} ", done.stdout, re.M)
     assert done.stdout.splitlines()[-1] == "False False"
 
@@ -166,3 +166,24 @@ def test_default_run_folder_is_under_runs(letkd, tmp_path):
     assert code == 0, err
     assert "run folder: runs/digits-tiny-ce" in out.replace(os.sep, "/")
     assert (tmp_path / "runs" / "digits-tiny-ce" / "result.json").exists()
+
+
+def test_compare(letkd, tmp_path):
+    given = ["--methods", "ce,fsp,crd", "--trials", 1, *SMALL, "--set", "teacher.model=resnet8"]
+    code, out, err = letkd("compare", "--data", "digits", *given)
+    assert code == 0, err
+    assert re.search(r"│ CRD +│ +\d+\.\d\d", out)
+    assert re.search(r"│ FSP +│ +– ", out)
+    assert "FSP does not serve this pair: FSP compares channel with channel" in out
+    assert "run folder: runs/compare-digits-tiny" in out
+    assert (tmp_path / "runs" / "compare-digits-tiny" / "table.md").exists()
+    code, _, err = letkd("compare", "--data", "mnist")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "'mnist' has none" in err
+
+
+def test_methods(letkd):
+    code, out, err = letkd("methods")
+    assert code == 0, err
+    for title in ("AB", "FitNet", "CRD+KD", "TDD+CRD", "letKD-2", "QUEST (2)"):
+        assert re.search(rf"^{re.escape(title)} *$", out, re.M), title
