@@ -100,7 +100,10 @@ def construct(make: Callable[..., Built], table: Any, where: str, *, wrong: Sequ
     unknown = [f"{where} has no key {key!r} (nearest: {nearest(key, takes)})" for key in table if key not in takes]
     if wrong or unknown:
         raise RecipeError("; ".join([*wrong, *unknown]))
-    return make(**table)
+    try:
+        return make(**table)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{where} cannot be made of {table}: {error}") from None
 
 
 def as_table(value: Any, where: str) -> dict[str, Any]:

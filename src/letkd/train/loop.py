@@ -168,14 +168,12 @@ def eval_loader(recipe: Recipe, data: Dataset, split: Split) -> Loader:
 
 def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     """Student, teacher and methods as the recipe names them."""
-    methods, wrong = (
-        [],
-        [f"there is no method {name!r} (nearest: {nearest(name, METHODS)})" for name in recipe.methods if name not in METHODS],
-    )
+    methods, wrong = [], []
     for name, table in recipe.methods.items():
         with collected(wrong):
-            if name in METHODS:
-                methods.append(METHODS[name].from_recipe(table))
+            if name not in METHODS:
+                raise RecipeError(f"there is no method {name!r} (nearest: {nearest(name, METHODS)})")
+            methods.append(METHODS[name].from_recipe(table))
     if wrong:
         raise RecipeError("; ".join(wrong))
     student = build_network(recipe.student, data)
