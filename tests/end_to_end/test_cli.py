@@ -125,6 +125,8 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
         (["train", "digits/tiny/kd", "--teacher-weights", "nowhere.safetensors"], "nowhere.safetensors"),
         (["train", "digits/tiny/kd", "--teacher-tap", "penultimate"], "write role=module.path"),
         (["fit", "digits/tiny/letkd-1"], "needs a trained teacher"),
+        (["train", "digits/tiny/kd", "--set", "methods.kd.T=warm"], "kd cannot be made of {'T': 'warm'}"),
+        (["train", "digits/tiny/kd", "--set", "methods.kt.T=4"], "there is no method 'kt' (nearest: kd"),
         (["eval", "nowhere"], "nowhere does not exist"),
     ],
 )
