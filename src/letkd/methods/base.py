@@ -103,7 +103,7 @@ def construct(make: Callable[..., Built], table: Any, where: str, *, wrong: Sequ
     try:
         return make(**table)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"{where} cannot be made of {table}: {error}") from None
+        raise RecipeError(f"{where} cannot be made of {table}: {str(error).splitlines()[0]}") from None
 
 
 def as_table(value: Any, where: str) -> dict[str, Any]:
