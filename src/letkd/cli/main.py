@@ -6,7 +6,7 @@ import sys
 import typer
 
 from letkd import __version__
-from letkd.cli import compare, demo, evaluate, fit, methods, train
+from letkd.cli import cells, compare, demo, evaluate, fit, methods, show, train
 from letkd.errors import LetkdError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("methods")(methods.methods)
+app.command("list")(cells.cells)
+app.command("show")(show.show)
 
 
 def _show_version(value: bool) -> None:
