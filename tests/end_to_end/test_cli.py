@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from letkd.cli.main import main
 from letkd.progress import set_quiet
+from letkd.recipes import list_cells, list_methods, resolve
 
 SMALL = ["--set", "train.epochs=1", "--set", "data.fraction=0.05"]
 TINY = [*SMALL, "--student", "resnet8_tiny"]
@@ -47,6 +49,90 @@ def test_help_needs_no_torch():
     for verb in ("demo", "train", "fit", "eval", "compare", "methods"):
         assert re.search(rf"^\s+{verb} ", done.stdout, re.M)
     assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "cifar100/rn50-mnv2/letkd-2"]])
+def test_list_and_show_need_no_torch(arguments):
+    code = f"import sys; sys.argv = ['letkd', *{arguments}]\nfrom letkd.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "cifar100" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_list_shows_every_cell_with_the_papers_number(letkd):
+    code, out, err = letkd("list")
+    assert (code, err) == (0, "")
+    rows = dict(re.split("  +", line, maxsplit=1) for line in out.splitlines()[1:])
+    assert list(rows) == list_cells()
+    assert rows["cifar100/rn56-rn20/letkd-2"] == "73.27 ± 0.16"
+    assert rows["cifar100/rn50-mnv2/fsp"] == rows["digits/tiny/kd"] == "–"
+    code, out, _ = letkd("list", "--filter", "rn110-rn32/")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [f"cifar100/rn110-rn32/{method}" for method in list_methods()]
+
+
+@pytest.mark.parametrize(
+    ("cell", "more"),
+    [
+        ("cifar100/rn56-rn20/letkd-2", []),
+        ("cifar100/rn56-rn20/ab", ["--quick"]),
+        ("cifar100/rn50-mnv2/teacher", []),
+        ("digits/tiny/at", ["--set", 'teacher.taps."a.b"=layer3', "--set", "data.mean=[0.5, 0.4, 0.3]"]),
+    ],
+)
+def test_show_prints_a_recipe_file(letkd, tmp_path, cell, more):
+    code, out, err = letkd("show", cell, *more)
+    assert (code, err) == (0, "")
+    (tmp_path / "own.toml").write_text(out)
+    assert resolve(tmp_path / "own.toml") == resolve(cell, settings=more[1::2], quick="--quick" in more)
+
+
+def test_show_says_where_each_value_comes_from(letkd):
+    _, out, _ = letkd("show", "cifar100/rn50-mnv2", "--method", "letkd-1", "--set", "train.seed=7", "--quick")
+    assert "the paper reports 69.97 ± 0.18 % top-1, mean of 5 trials" in out
+    lines = [line for line in out.splitlines() if not line.startswith("#")]
+    sources = {line.split(" = ")[0]: line.rpartition("  # ")[2] for line in lines}
+    assert tomllib.loads(out)["train"] == {"epochs": 1, "seed": 7, "precision": "32-true", "steps": 2}
+    assert sources["train.seed"] == "--set"
+    assert sources["train.epochs"] == "--quick"
+    assert sources["optim.gamma"] == "base.toml"
+    assert sources["optim.lr"] == "pairs/cifar100/rn50-mnv2.toml"
+    assert sources["title"] == "methods/letkd-1.toml"
+    assert sources["methods.letkd.sites.penultimate.alpha"] == "pairs/cifar100/rn50-mnv2.toml, exceptions.letkd-1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["list", "--filter", "rn57"], "no cell has 'rn57' in its name; nearest: "),
+        (["show", "cifar100/rn57-rn20/kd"], "there is no recipe 'cifar100/rn57-rn20/kd'; nearest: cifar100/rn56-rn20"),
+        (["show", "digits/tiny/letkd"], "there is no method 'letkd'; nearest: letkd-"),
+        (["show", "digits/tiny/kd", "--set", "optim.lrr=1"], "unknown key 'optim.lrr' (nearest: lr)"),
+        (["show", "nowhere.toml"], "there is no recipe file nowhere.toml"),
+    ],
+)
+def test_list_and_show_with_wrong_names(letkd, arguments, says):
+    code, out, err = letkd(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"letkd: {says}") or says in err
+
+
+def test_quick_train_and_compare(letkd, teacher, tmp_path):
+    code, out, err = letkd("train", "digits/tiny/letkd-2", "--teacher", "resnet8_tiny", "--teacher-weights", teacher, "--quick")
+    assert code == 0, err
+    assert "run folder: runs/digits-tiny-letkd-2-quick" in out.replace(os.sep, "/")
+    held = tomllib.loads((tmp_path / "runs" / "digits-tiny-letkd-2-quick" / "recipe.toml").read_text())
+    assert (held["train"]["epochs"], held["train"]["steps"], held["data"]["fraction"]) == (1, 2, 0.02)
+    methods = ["ab", "tdd-crd", "quest-3x3", "letkd-1-2"]  # phases, negatives and trees, no K at all, K twice
+    small = ["--set", "teacher.model=resnet8_tiny", "--methods", ",".join(methods), "--trials", 1]
+    code, out, err = letkd("compare", "digits/tiny", "--quick", *small)
+    assert code == 0, err
+    assert "run folder: runs/compare-digits-tiny-quick" in out.replace(os.sep, "/")
+    table = (tmp_path / "runs" / "compare-digits-tiny-quick" / "table.md").read_text()
+    assert len(re.findall(r"\| \d+\.\d\d \| 1 \|", table)) == 1 + len(methods), table
+    for method in methods:
+        held = tmp_path / "runs" / "compare-digits-tiny-quick" / method / "seed-0" / "metrics.jsonl"
+        assert len(held.read_text().splitlines()) == (2 if method == "ab" else 1)
 
 
 def test_installed_command_answers():
@@ -140,11 +226,10 @@ def test_wrong_inputs_get_one_sentence_and_leave_nothing_behind(letkd, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_debug_shows_the_traceback(letkd, monkeypatch):
-    monkeypatch.delenv("LETKD_DEBUG", raising=False)
+def test_debug_shows_the_traceback(letkd):
     with pytest.raises(Exception, match="there is no method"):
         letkd("--debug", "train", "digits/tiny/letkd-3")
-    monkeypatch.delenv("LETKD_DEBUG", raising=False)
+    assert letkd("train", "digits/tiny/letkd-3")[0] == 2
 
 
 def test_a_nothing_to_fit_method_says_so(letkd, teacher):

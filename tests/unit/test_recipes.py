@@ -5,7 +5,8 @@ import tomllib
 import pytest
 
 from letkd.errors import RecipeError
-from letkd.recipes import HERE, list_methods, list_pairs, merge, resolve
+from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
+from letkd.recipes.layers import as_toml, dotted, leaves
 from letkd.train.optim import lr_at
 
 
@@ -29,6 +30,47 @@ def test_the_papers_numbers():
     assert (recipe.teacher.model, recipe.student.model) == ("resnet56", "resnet20")
     kd = resolve("cifar100/rn56-rn20/kd")
     assert (kd.methods["kd"]["T"], kd.weights) == (4.0, {"ce": 0.1, "kd": 0.9})
+
+
+PAIRS = {
+    "wrn40-2-wrn16-2": ("wrn_40_2", "wrn_16_2", 0.05, 6.0),
+    "wrn40-2-wrn40-1": ("wrn_40_2", "wrn_40_1", 0.05, 6.0),
+    "rn56-rn20": ("resnet56", "resnet20", 0.05, 2.0),
+    "rn110-rn20": ("resnet110", "resnet20", 0.05, 2.0),
+    "rn110-rn32": ("resnet110", "resnet32", 0.05, 2.0),
+    "rn32x4-rn8x4": ("resnet32x4", "resnet8x4", 0.05, 8.0),
+    "wrn40-2-snv1": ("wrn_40_2", "shufflenet_v1", 0.01, 8.0),
+    "rn32x4-snv1": ("resnet32x4", "shufflenet_v1", 0.01, 8.0),
+    "rn32x4-snv2": ("resnet32x4", "shufflenet_v2", 0.01, 8.0),
+    "rn50-mnv2": ("resnet50_cifar", "mobilenetv2_half", 0.01, 8.0),
+    "rn83-rn29": ("resnet83", "resnet29", 0.05, 2.0),
+}
+
+
+def test_the_columns_of_cifar100():
+    assert {pair for pair in list_pairs() if pair.startswith("cifar100/")} == {f"cifar100/{pair}" for pair in PAIRS}
+    for pair, (teacher, student, lr, beta) in PAIRS.items():
+        for method in list_methods():
+            recipe = resolve(f"cifar100/{pair}/{method}")
+            assert (recipe.data.name, recipe.data.val, recipe.train.epochs) == ("cifar100", 0.0, 240)
+            if method == "teacher":
+                assert (recipe.student.model, recipe.optim.lr) == (teacher, 0.05)
+            else:
+                assert (recipe.teacher.model, recipe.student.model, recipe.optim.lr) == (teacher, student, lr)
+        assert resolve(f"cifar100/{pair}/dkd").methods["dkd"]["beta"] == beta
+
+
+@pytest.mark.parametrize(
+    ("method", "mnv2", "others"),
+    [
+        ("letkd-1", {"penultimate": 0.1}, {"penultimate": 1.0}),
+        ("letkd-2", {"penultimate": 0.1, "intermediate": 0.2}, {"penultimate": 1.0, "intermediate": 1.0}),
+    ],
+)
+def test_alpha_is_1_but_for_rn50_mnv2(method, mnv2, others):
+    for pair in PAIRS:
+        sites = resolve(f"cifar100/{pair}/{method}").methods["letkd"]["sites"]
+        assert {role: site["alpha"] for role, site in sites.items()} == (mnv2 if pair == "rn50-mnv2" else others), pair
 
 
 def test_every_number_of_a_method_says_where_it_comes_from():
@@ -112,3 +154,105 @@ def test_recipes_in_the_package_are_toml():
     assert len(paths) >= 15
     for path in paths:
         tomllib.loads(path.read_text())
+
+
+def test_cells_are_pairs_and_methods():
+    assert len(list_cells()) == len(set(list_cells())) == len(list_pairs()) * len(list_methods())
+    assert "cifar100/rn56-rn20/letkd-2" in list_cells()
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_value_has_a_source_that_says_it(quick):
+    for cell in list_cells():
+        recipe, sources = resolve_with_sources(cell, quick=quick)
+        shown = recipe.model_dump(exclude_unset=True)
+        assert {dotted(path) for path, _ in leaves(shown)} == sources.keys()
+        for path, value in leaves(shown):
+            source = sources[dotted(path)]
+            if source == "--quick":
+                assert quick
+                continue
+            file, _, inside = source.partition(", ")
+            said = tomllib.loads((HERE / file).read_text())
+            trained_teacher = cell.endswith("/teacher") and path[0] == "student"
+            for part in (*inside.split("."), *(("teacher", *path[1:]) if trained_teacher else path)):
+                said = said[part] if part else said
+            if path != ("phases",):  # Phase fills in its own defaults
+                assert said == value, (cell, path)
+
+
+def test_sources_by_name(tmp_path):
+    recipe, sources = resolve_with_sources(
+        "cifar100/rn50-mnv2/letkd-2",
+        overrides={"data.root": "here", "student.taps": {"penultimate.conv3x3": "a"}},
+        settings=["optim.lr=0.2", "train.seed=3", "optim.lr=0.3"],
+    )
+    assert recipe.optim.lr == 0.3
+    assert sources["optim.lr"] == sources["train.seed"] == "--set"
+    assert sources["data.root"] == sources['student.taps."penultimate.conv3x3"'] == "override"
+    assert sources["optim.momentum"] == "base.toml"
+    assert sources["data.val"] == "pairs/cifar100/rn50-mnv2.toml"
+    assert sources['weights."kd/penultimate"'] == "methods/letkd-2.toml"
+    assert sources["methods.letkd.sites.intermediate.alpha"] == "pairs/cifar100/rn50-mnv2.toml, exceptions.letkd-2"
+    own = tmp_path / "own.toml"
+    own.write_text('data.name = "digits"\nstudent.model = "resnet8"\noptim.lr = 0.3\n')
+    _, sources = resolve_with_sources(own)
+    assert (sources["optim.lr"], sources["optim.gamma"]) == (str(own), "base.toml")
+
+
+def test_a_value_that_replaces_a_table_is_the_only_source_left():
+    _, sources = resolve_with_sources("digits/tiny/kd", settings=["methods.kd=4", "methods.kd={T=2.0}", "methods.kd.x={}"])
+    assert {key: source for key, source in sources.items() if key.startswith("methods")} == {
+        "methods.kd.T": "--set",
+        "methods.kd.x": "--set",
+    }
+
+
+def test_the_teachers_weights_are_not_where_its_training_starts():
+    recipe, sources = resolve_with_sources("digits/tiny/teacher", settings=["teacher.weights=old", "teacher.model=resnet8"])
+    assert (recipe.student.model, recipe.student.weights, recipe.teacher) == ("resnet8", None, None)
+    assert sources["student.model"] == "--set"
+    assert "student.weights" not in sources
+
+
+@pytest.mark.parametrize("value", [True, 3, 0.1, 1e-5, float("inf"), 'a "b" \\ ü', [], [1, 2], {}, [{"a b": {"c": [0.5]}}]])
+def test_values_as_toml(value):
+    assert tomllib.loads(f"x = {as_toml(value)}") == {"x": value}
+
+
+def test_quick_is_a_smoke_run_of_the_same_recipe():
+    for cell in list_cells():
+        whole, small = resolve(cell), resolve(cell, quick=True)
+        assert (small.train.epochs, small.train.steps) == (1, 2)
+        assert small.data.fraction <= 0.02
+        assert small.data.batch_size <= 16
+        assert [phase.epochs for phase in small.phases] == [1] * len(whole.phases)
+        assert [phase.weights for phase in small.phases] == [phase.weights for phase in whole.phases]
+        assert (small.student, small.teacher, small.optim, small.weights) == (
+            whole.student,
+            whole.teacher,
+            whole.optim,
+            whole.weights,
+        )
+        numbers = dict(leaves(whole.methods))
+        for path, value in leaves(small.methods):
+            assert value == (min(numbers.pop(path), 4) if path[-1] == "K" else numbers.pop(path)), (cell, path)
+        assert not numbers
+
+
+def test_quick_makes_nothing_larger_and_yields_to_the_user(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text('data = { name = "digits", batch_size = 4, fraction = 0.01 }\nstudent.model = "resnet8"\ntrain.steps = 1\n')
+    recipe = resolve(own, quick=True)
+    assert (recipe.data.batch_size, recipe.data.fraction, recipe.train.steps) == (4, 0.01, 1)
+    recipe = resolve("digits/tiny/quest", quick=True, overrides={"train.epochs": 3}, settings=["data.fraction=0.5"])
+    assert (recipe.train.epochs, recipe.data.fraction, recipe.data.batch_size) == (3, 0.5, 16)
+
+
+def test_quick_leaves_wrong_values_to_the_schema(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'train = 5\nphases = ["a"]\nmethods = 1\ndata = { name = "digits", fraction = "x" }\nstudent.model = "resnet8"\n'
+    )
+    with pytest.raises(RecipeError, match=r"'data.fraction' is 'x'.*'train' is 5.*'methods' is 1.*'phases.0' is 'a'"):
+        resolve(own, quick=True)

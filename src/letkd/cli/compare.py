@@ -21,6 +21,7 @@ def compare(
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
+    quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
     """Teach the same student by several methods and print one table. Stopped half-way, the same command goes on."""
@@ -31,7 +32,7 @@ def compare(
         if pair is None:
             raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
     rows = [name for name in list_methods() if name != "teacher"] if methods == "all" else methods.split(",")
-    folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}"
+    folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     show(
         pair,
@@ -39,13 +40,22 @@ def compare(
         folder,
         trials=trials,
         settings=values,
+        quick=quick,
         teacher_weights=teacher_weights,
         title=f"{pair}: one student, side by side",
     )
 
 
 def show(
-    pair: str, methods: list[str], folder: Path, *, trials: int, settings: list[str], teacher_weights: Path | None, title: str
+    pair: str,
+    methods: list[str],
+    folder: Path,
+    *,
+    trials: int,
+    settings: list[str],
+    teacher_weights: Path | None,
+    title: str,
+    quick: bool = False,
 ) -> None:
     """Run the comparison, print the table and keep it as `table.md` beside the runs."""
     from rich.console import Console
@@ -54,7 +64,7 @@ def show(
     from letkd.report.tables import as_markdown, as_rich
     from letkd.train.trials import compare as run
 
-    rows = run(pair, methods, folder, trials=trials, settings=settings, teacher_weights=teacher_weights)
+    rows = run(pair, methods, folder, trials=trials, settings=settings, teacher_weights=teacher_weights, quick=quick)
     write_whole(folder / "table.md", as_markdown(rows).encode())
     Console().print(as_rich(rows, title))
     print(f"run folder: {folder}")

@@ -1,14 +1,14 @@
 """The `letkd` command."""
 
-import os
 import sys
 
 import typer
 
 from letkd import __version__
-from letkd.cli import compare, demo, evaluate, fit, methods, train
+from letkd.cli import cells, compare, demo, evaluate, fit, methods, show, train
 from letkd.errors import LetkdError
 
+_debug = False
 app = typer.Typer(
     name="letkd",
     help="Distil image classifiers, with a layer that puts the teacher's knowledge inside the student.",
@@ -23,6 +23,8 @@ app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("methods")(methods.methods)
+app.command("list")(cells.cells)
+app.command("show")(show.show)
 
 
 def _show_version(value: bool) -> None:
@@ -36,8 +38,8 @@ def options(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:
-    if debug:
-        os.environ["LETKD_DEBUG"] = "1"
+    global _debug
+    _debug = debug
 
 
 def main() -> None:
@@ -45,7 +47,7 @@ def main() -> None:
     try:
         app()
     except LetkdError as error:
-        if os.environ.get("LETKD_DEBUG"):
+        if _debug:
             raise
         print(f"letkd: {error}", file=sys.stderr)
         sys.exit(2)

@@ -31,6 +31,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
 ]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -49,6 +53,7 @@ def recipe_from(
     student: str | None,
     student_tap: list[str] | None,
     settings: list[str] | None,
+    quick: bool = False,
     **more: Any,
 ) -> "Recipe":
     """The recipe that a command line means."""
@@ -65,7 +70,7 @@ def recipe_from(
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    return resolve(cell, method=method, overrides=given, settings=settings or [])
+    return resolve(cell, method=method, overrides=given, settings=settings or [], quick=quick)
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
@@ -75,10 +80,15 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return role, path
 
 
-def run_folder(out: Path | None, cell: str | None, recipe: "Recipe") -> Path:
-    """Where a run goes when nobody says: under runs/, by its cell or by what it trains."""
+def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:
+    """Where a run goes when nobody says: under runs/, by its cell or by what it trains; a smoke run beside the real one."""
     if out is not None:
         return out
+    folder = _default_folder(cell, recipe)
+    return folder.with_name(f"{folder.name}-quick") if quick else folder
+
+
+def _default_folder(cell: str | None, recipe: "Recipe") -> Path:
     if cell is not None and not cell.endswith(".toml"):
         method = "" if cell.count("/") > 1 else f"-{recipe.title}"
         return Path("runs") / (cell.replace("/", "-") + method).replace(" ", "-").lower()

@@ -21,6 +21,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, help="How many seeds, in turn.")] = 1,
     settings: o.Settings = None,
+    quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
 ) -> None:
@@ -36,9 +37,10 @@ def train(
         student=student,
         student_tap=student_tap,
         settings=settings,
+        quick=quick,
         **{"train.epochs": epochs, "train.seed": seed},
     )
-    folder = o.run_folder(out, cell, recipe)
+    folder = o.run_folder(out, cell, recipe, quick=quick)
 
     from rich.console import Console
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
+from letkd.recipes.layers import dotted, has, leaves, merge
+from letkd.recipes.quick import quick_layer
 from letkd.recipes.schema import Recipe, validate
 
 HERE = Path(__file__).parent
 
-__all__ = ["Recipe", "list_methods", "list_pairs", "resolve"]
+__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "merge", "resolve", "resolve_with_sources"]
 
 
 def list_pairs() -> list[str]:
@@ -23,12 +25,18 @@ def list_methods() -> list[str]:
     return sorted(path.stem for path in (HERE / "methods").glob("*.toml"))
 
 
+def list_cells() -> list[str]:
+    """Every pair with every method, as `data/teacher-student/method`."""
+    return [f"{pair}/{method}" for pair in list_pairs() for method in list_methods()]
+
+
 def resolve(
     name: str | Path | None,
     *,
     method: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
+    quick: bool = False,
 ) -> Recipe:
     """The recipe of a cell such as `cifar100/rn56-rn20/letkd-2`, of a pair with `method`, or of a TOML file of one's own.
 
@@ -38,31 +46,84 @@ def resolve(
             teacher, whatever sets it, takes the student's place.
         overrides: what the caller sets, by dotted keys.
         settings: what the user sets last, as `key=value` strings with TOML values.
+        quick: shrink what the files say to a smoke run; overrides and settings count nevertheless.
     """
-    layers: list[dict[str, Any]] = [_read(HERE / "base.toml")]
-    pair: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    return resolve_with_sources(name, method=method, overrides=overrides, settings=settings, quick=quick)[0]
+
+
+def resolve_with_sources(
+    name: str | Path | None,
+    *,
+    method: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+    quick: bool = False,
+) -> tuple[Recipe, dict[str, str]]:
+    """As `resolve`, and where each value comes from: by dotted key, a file, `override`, `--quick` or `--set`.
+
+    A key that nothing sets, so that the schema's own default holds, has no source.
+    """
+    layers, method = _files(name, method)
+    if quick:
+        layers.append(("--quick", quick_layer(_merged(layers))))
+    layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
+    layers += [("--set", _parse(text)) for text in settings]
+    if method == "teacher":
+        layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
+    table = _merged(layers)
+    recipe = validate(table, f"recipe {name or 'base'}")
+    sources = {}
+    for path, _ in leaves(table):
+        sources[dotted(path)] = next(source for source, layer in reversed(layers) if has(layer, path))
+    return recipe, sources
+
+
+_Layer = tuple[str, dict[str, Any]]  # where it comes from, and what it says
+
+
+def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], str | None]:
+    """What the files say, the first least, and the method that is meant."""
+    layers = [_packaged("base.toml")]
+    own: list[_Layer] = []
+    exceptions: dict[str, Any] = {}
     if name is not None and str(name).endswith(".toml"):
-        own = _read(Path(name))
+        own = [(str(name), _read(Path(name)))]
     elif name is not None:
         pair_name, method = _split(str(name), method)
-        pair = _read(HERE / "pairs" / f"{pair_name}.toml")
-    exceptions = pair.pop("exceptions", {})
-    method = method or ("ce" if not own.get("methods") else None)
-    layers.append(pair)
+        source, pair = _packaged(f"pairs/{pair_name}.toml")
+        exceptions = {key: (f"{source}, exceptions.{key}", table) for key, table in pair.pop("exceptions", {}).items()}
+        layers.append((source, pair))
+    if method is None and not any(table.get("methods") for _, table in own):
+        method = "ce"
     if method is not None:
         if method not in list_methods():
             raise RecipeError(f"there is no method {method!r}; nearest: {nearest(method, list_methods())}")
-        layers += [_read(HERE / "methods" / f"{method}.toml"), exceptions.get(method, {})]
+        layers.append(_packaged(f"methods/{method}.toml"))
+        if method in exceptions:
+            layers.append(exceptions[method])
+    return layers + own, method
+
+
+def _packaged(path: str) -> _Layer:
+    return path, _read(HERE / path)
+
+
+def _merged(layers: Sequence[_Layer]) -> dict[str, Any]:
     table: dict[str, Any] = {}
-    for layer in [*layers, own]:
+    for _, layer in layers:
         table = merge(table, layer)
-    sets = [_nested(key.split("."), value) for key, value in (overrides or {}).items()]
-    for layer in [*sets, *map(_parse, settings)]:
-        table = merge(table, layer)
-    if method == "teacher":
-        table["student"] = {**table.pop("teacher", {}), "weights": None}
-    return validate(table, f"recipe {name or 'base'}")
+    return table
+
+
+def _teacher_as_student(layer: dict[str, Any]) -> dict[str, Any]:
+    """The layer with its teacher in the student's place, to be trained from the start: without weights."""
+    rest = {key: value for key, value in layer.items() if key not in ("teacher", "student")}
+    if "teacher" not in layer:
+        return rest
+    teacher = layer["teacher"]
+    if isinstance(teacher, Mapping):
+        teacher = {key: value for key, value in teacher.items() if key != "weights"}
+    return {**rest, "student": teacher}
 
 
 def _split(name: str, method: str | None) -> tuple[str, str | None]:
@@ -88,15 +149,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} is no TOML file: {error}") from None
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge key by key; any other value of `over` replaces that of `under`."""
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged
-
-
 def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
     for part in reversed(path):
         value = {part: value}
@@ -113,13 +165,7 @@ def _parse(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         found = value.strip()
     try:
-        (path,) = _paths(tomllib.loads(f"{key} = 0"))
+        ((path, _),) = leaves(tomllib.loads(f"{key} = 0"))
     except tomllib.TOMLDecodeError:
-        path = key.strip().split(".")
+        path = tuple(key.strip().split("."))
     return _nested(path, found)
-
-
-def _paths(table: Any) -> list[list[str]]:
-    if not isinstance(table, Mapping):
-        return [[]]
-    return [[key, *rest] for key, value in table.items() for rest in _paths(value)]

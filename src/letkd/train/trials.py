@@ -28,24 +28,29 @@ def compare(
     trials: int,
     settings: Sequence[str] = (),
     teacher_weights: str | Path | None = None,
+    quick: bool = False,
 ) -> list[Row]:
     """The pair's student by each method, on the same data, from the same teacher and the same fitted supervision.
 
     Args:
         teacher_weights: a trained teacher; where there is none, it is trained first.
+        quick: shrink every recipe to a smoke run, the teacher's too.
 
     A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on.
     """
     folder = Path(folder)
     rows = []
-    recipes = {method: resolve(pair, method=method, settings=settings) for method in methods}  # wrong names before any work
+    recipes = {
+        method: resolve(pair, method=method, settings=settings, quick=quick) for method in methods
+    }  # wrong names before any work
     if teacher_weights is None:
-        teacher = resolve(pair, method="teacher", settings=settings)
+        teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
         say(f"training the teacher of {pair}")
         rows.append(Row(teacher.title, [train(teacher, folder / "teacher")]))
         teacher_weights = folder / "teacher" / "student.safetensors"
     for k, (method, recipe) in enumerate(recipes.items(), start=1):
-        recipe = resolve(pair, method=method, overrides={"teacher.weights": str(teacher_weights)}, settings=settings)
+        weights = {"teacher.weights": str(teacher_weights)}
+        recipe = resolve(pair, method=method, overrides=weights, settings=settings, quick=quick)
         say(f"{recipe.title} ({k} of {len(recipes)}): {trials} seeds")
         results, note = [], ""
         try:

@@ -1,0 +1,45 @@
+"""`letkd show`: a resolved recipe, each value with its source."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from letkd.cli import options as o
+
+if TYPE_CHECKING:
+    from letkd.recipes import Recipe
+
+
+def show(
+    cell: Annotated[
+        str, typer.Argument(help="A cell such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file.", show_default=False)
+    ],
+    method: o.Method = None,
+    settings: o.Settings = None,
+    quick: o.Quick = False,
+) -> None:
+    """Show a recipe as a run would have it, and beside each value the file or option that it comes from.
+
+    What is printed is itself a recipe file.
+    """
+    from letkd.recipes import resolve_with_sources
+    from letkd.report.paper import paper_result
+
+    recipe, sources = resolve_with_sources(cell, method=method, settings=settings or [], quick=quick)
+    paper = paper_result(cell) or paper_result(f"{cell}/{method or 'ce'}")
+    print(f"# {cell}: {recipe.title or 'a recipe of your own'}")
+    if paper is not None:
+        trials = "" if paper.n is None else f", mean of {paper.n} trials"
+        print(f"# the paper reports {paper} % top-1{trials}")
+    print("\n".join(lines(recipe, sources)))
+
+
+def lines(recipe: "Recipe", sources: dict[str, str]) -> list[str]:
+    """A line of TOML for every value that something sets, its source as the comment."""
+    from letkd.recipes.layers import as_toml, dotted, leaves
+
+    table = recipe.model_dump(exclude_unset=True, exclude_none=True)
+    values = {dotted(path): as_toml(value) for path, value in leaves(table)}
+    texts = {key: f"{key} = {value}" for key, value in values.items()}
+    width = max(map(len, texts.values()))
+    return [f"{text:<{width}}  # {sources[key]}" for key, text in texts.items()]

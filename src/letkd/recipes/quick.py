@@ -1,0 +1,47 @@
+"""`--quick`: any recipe as a smoke run, which shows that everything fits together and nothing about accuracy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+EPOCHS, K = 1, 4
+LIMITS = {
+    "train": {"epochs": EPOCHS, "steps": 2},
+    "data": {"fraction": 0.02, "batch_size": 16},  # ten images a class of CIFAR-100: seconds for the largest teacher
+}
+
+
+def quick_layer(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What to lay over a merged table of recipe files to make it a smoke run; nothing gets larger than it was.
+
+    A value of a wrong kind stays as it is, for the schema to name.
+    """
+    layer: dict[str, Any] = {}
+    for section, limits in LIMITS.items():
+        held = table.get(section, {})
+        if isinstance(held, Mapping):
+            layer[section] = {key: _at_most(held.get(key, limit), limit) for key, limit in limits.items()}
+    if methods := _small(table.get("methods")):
+        layer["methods"] = methods
+    phases = table.get("phases")
+    if isinstance(phases, list) and phases:
+        layer["phases"] = [_short(phase) if isinstance(phase, Mapping) else phase for phase in phases]
+    return layer
+
+
+def _small(table: Any) -> dict[str, Any]:
+    """The numbers of clusters, sub-classes and negatives that a method's tables name, each at most `K`."""
+    found = {}
+    for key, value in table.items() if isinstance(table, Mapping) else ():
+        if key == "K":
+            found[key] = _at_most(value, K)
+        elif inside := _small(value):
+            found[key] = inside
+    return found
+
+
+def _short(phase: Mapping[str, Any]) -> dict[str, Any]:
+    return {**phase, "epochs": _at_most(phase.get("epochs", EPOCHS), EPOCHS)}
+
+
+def _at_most(value: Any, limit: float) -> Any:
+    return min(value, limit) if isinstance(value, int | float) else value
