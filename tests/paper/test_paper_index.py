@@ -227,10 +227,22 @@ def test_the_cells_and_settings_named_can_be_run():
         assert value == tomllib.loads(f"value = {setting.partition(' = ')[2]}")["value"] != before
 
 
+def test_the_zoo_has_the_networks_named():
+    (named,) = re.findall(r"^The zoo has every network of these tables\.(.*?)^Not here yet", text_of(PAGE), re.M | re.S)
+    names = re.findall(r"`(\w+)`", named)
+    assert {"wrn_40_2", "resnet50_cifar"} <= set(names) <= set(list_models())
+
+
 def test_what_is_said_to_be_not_here_yet_is_not_here():
     """Whoever adds one of these moves it from that paragraph into the tables of the page."""
     (rest,) = re.findall(r"^Not here yet: (.*?)\Z", text_of(PAGE), re.M | re.S)
-    networks = re.split(r",\s+", re.search(r"\(([^()]+)\)", rest)[1])
-    assert "WRN" in networks
-    starts = tuple(name.lower().replace("-", "") for name in networks)
-    assert [name for name in list_models() if name.startswith(starts)] == []
+    absent = re.split(r",\s+", re.search(r"\(([^()]+)\)", rest)[1])
+    (present,) = (
+        re.search("columns (.*?);", row[2])[1].split(", ")
+        for row in table_under("Figures and tables")
+        if row[0].startswith("Tables 1 and 5")
+    )
+    pairs = {path.stem for path in (SOURCE / "recipes" / "pairs" / "cifar100").glob("*.toml")}
+    assert {column.lower() for column in present} == pairs
+    assert not {column.lower() for column in absent} & pairs
+    assert len({*present, *absent}) == 10

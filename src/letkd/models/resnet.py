@@ -1,12 +1,17 @@
 """CIFAR ResNets: post-activation basic blocks, three stages (He et al. 2016, section 4.2, with 1x1 shortcuts)."""
 
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from letkd.models.base import register_model
+from letkd.models.init import kaiming_fan_out
 from letkd.taps import Tap
 
+Block = Callable[..., nn.Module]
 Widths = tuple[int, int, int, int]
 
 WIDTHS: Widths = (16, 16, 32, 64)
@@ -19,6 +24,13 @@ def conv3x3(d_in: int, d_out: int, *, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(d_in, d_out, 3, stride=stride, padding=1, bias=False)
 
 
+def projection(d_in: int, d_out: int, *, stride: int) -> nn.Module:
+    """Shortcut past a block: 1x1-BN where the shape changes and nothing elsewhere."""
+    if stride == 1 and d_in == d_out:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(d_in, d_out, 1, stride=stride, bias=False), nn.BatchNorm2d(d_out))
+
+
 class BasicBlock(nn.Module):
     """relu(BN(3x3(relu(BN(3x3(x))))) + shortcut(x)).
 
@@ -27,8 +39,11 @@ class BasicBlock(nn.Module):
     Args:
         d_in: channels that come in.
         d_out: channels that go out.
-        stride: of the first convolution and of the shortcut, which is 1x1-BN where the shape changes and nothing elsewhere.
+        stride: of the first convolution and of the shortcut.
     """
+
+    conv3x3: ClassVar[str] = "conv1"
+    last_relu: ClassVar[str] = "relu2"
 
     def __init__(self, d_in: int, d_out: int, *, stride: int):
         super().__init__()
@@ -37,9 +52,7 @@ class BasicBlock(nn.Module):
         self.relu1 = nn.ReLU()
         self.conv2 = conv3x3(d_out, d_out)
         self.bn2 = nn.BatchNorm2d(d_out)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or d_in != d_out:
-            self.downsample = nn.Sequential(nn.Conv2d(d_in, d_out, 1, stride=stride, bias=False), nn.BatchNorm2d(d_out))
+        self.downsample = projection(d_in, d_out, stride=stride)
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d_out h_out w_out"]:
@@ -48,32 +61,66 @@ class BasicBlock(nn.Module):
         return self.relu2(y + self.downsample(x))
 
 
+def stage(block: Block, d_in: int, d_out: int, *, n: int, stride: int) -> nn.Sequential:
+    """`n` blocks, of which the first changes width and size."""
+    return nn.Sequential(block(d_in, d_out, stride=stride), *(block(d_out, d_out, stride=1) for _ in range(n - 1)))
+
+
+def layer_taps(
+    stem: Tap, layers: Sequence[nn.Sequential], widths: Sequence[int], strides: Sequence[int], *, classifier: str
+) -> dict[str, Tap]:
+    """Role table of a network whose stages `layer1`, `layer2`, … are rows of residual blocks that end in a ReLU.
+
+    Args:
+        stem: what the first stage takes in.
+        layers: the stages; their blocks say by `last_relu` which module takes the sum and by `conv3x3` which is the 3x3.
+        widths: channels of each stage.
+        strides: of each stage, over the input of the network.
+        classifier: path of the last linear layer.
+    """
+    taps = {"stem": stem}
+    for i, (layer, width, stride) in enumerate(zip(layers, widths, strides, strict=True), start=1):
+        last: Any = layer[-1]
+        taps[f"stage{i}"] = Tap(f"layer{i}", width, stride)
+        taps[f"stage{i}.preact"] = Tap(f"layer{i}.{len(layer) - 1}.{last.last_relu}", width, stride, io="input")
+    path, last = f"layer{len(layers)}", layers[-1][-1]
+    width, stride, d = widths[-1], strides[-1], last.get_submodule(last.conv3x3).out_channels
+    return taps | {
+        "intermediate": Tap(f"{path}.0", width, stride),
+        "intermediate.conv3x3": Tap(f"{path}.0.{last.conv3x3}", d, stride),
+        "penultimate": Tap(path, width, stride),
+        "penultimate.conv3x3": Tap(f"{path}.{len(layers[-1]) - 1}.{last.conv3x3}", d, stride),
+        "pooled": Tap(classifier, io="input"),
+        "logits": Tap(classifier),
+    }
+
+
 class ResNet(nn.Module):
-    """CIFAR ResNet of depth 6n+2 for images of any size from 8x8 on.
+    """CIFAR ResNet, with basic blocks of depth 6n+2, for images of any size from 8x8 on.
 
     Args:
         n: blocks in each of the three stages, which have strides 1, 2 and 2.
         widths: channels of the stem and of the stages.
+        block: builds a block, called as `block(d_in, d_out, stride=stride)`.
         num_classes: logits.
     """
 
     input_size = (3, 32, 32)
 
-    def __init__(self, n: int, widths: Widths, *, num_classes: int):
+    def __init__(self, n: int, widths: Widths, *, block: Block = BasicBlock, num_classes: int):
         super().__init__()
         self.num_classes = num_classes
         self.conv1 = conv3x3(3, widths[0])
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU()
-        self.layer1 = _stage(widths[0], widths[1], n=n, stride=1)
-        self.layer2 = _stage(widths[1], widths[2], n=n, stride=2)
-        self.layer3 = _stage(widths[2], widths[3], n=n, stride=2)
+        self.layer1 = stage(block, widths[0], widths[1], n=n, stride=1)
+        self.layer2 = stage(block, widths[1], widths[2], n=n, stride=2)
+        self.layer3 = stage(block, widths[2], widths[3], n=n, stride=2)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(widths[3], num_classes)
-        self.taps = _taps(n, widths)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        layers = (self.layer1, self.layer2, self.layer3)
+        self.taps = layer_taps(Tap("relu", widths[0], 1), layers, widths[1:], (1, 2, 4), classifier="fc")
+        kaiming_fan_out(self)
 
     def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
         x = self.relu(self.bn1(self.conv1(x)))  # [b d0 H W]
@@ -82,26 +129,6 @@ class ResNet(nn.Module):
         x = self.layer3(x)  # [b d3 H/4 W/4]
         x = torch.flatten(self.pool(x), start_dim=1)  # [b d3]
         return self.fc(x)
-
-
-def _stage(d_in: int, d_out: int, *, n: int, stride: int) -> nn.Sequential:
-    first = BasicBlock(d_in, d_out, stride=stride)
-    return nn.Sequential(first, *(BasicBlock(d_out, d_out, stride=1) for _ in range(n - 1)))
-
-
-def _taps(n: int, widths: Widths) -> dict[str, Tap]:
-    taps = {"stem": Tap("relu", widths[0], 1)}
-    for i, stride in ((1, 1), (2, 2), (3, 4)):
-        taps[f"stage{i}"] = Tap(f"layer{i}", widths[i], stride)
-        taps[f"stage{i}.preact"] = Tap(f"layer{i}.{n - 1}.relu2", widths[i], stride, io="input")
-    return taps | {
-        "intermediate": Tap("layer3.0", widths[3], 4),
-        "intermediate.conv3x3": Tap("layer3.0.conv1", widths[3], 4),
-        "penultimate": Tap("layer3", widths[3], 4),
-        "penultimate.conv3x3": Tap(f"layer3.{n - 1}.conv1", widths[3], 4),
-        "pooled": Tap("fc", io="input"),
-        "logits": Tap("fc"),
-    }
 
 
 @register_model
