@@ -205,7 +205,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
         (["train", "digits/tiny/kd", "--set", "methods.kd.Temp=2"], "kd has no key 'Temp' (nearest: T)"),
         (
             ["train", "digits/tiny/ce", "--student", "resnet21"],
-            "there is no model 'resnet21' in the zoo; nearest: resnet32, resnet20",
+            "there is no model 'resnet21' in the zoo; nearest: resnet",
         ),
         (["train", "--data", "cifar100", "--student", "resnet8", "--method", "ce"], "--root"),
         (["train", "digits/tiny/kd", "--teacher-weights", "nowhere.safetensors"], "nowhere.safetensors"),
