@@ -9,7 +9,7 @@ import letkd.train.loop as loop
 from letkd.distiller import Distiller
 from letkd.errors import NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
-from letkd.recipes import resolve
+from letkd.recipes import list_methods, resolve
 from letkd.student import load_student
 from letkd.train.checkpoint import NAME
 from letkd.train.trials import run_trials
@@ -26,10 +26,12 @@ def teacher(tmp_path_factory):
 
 def recipe_for(method, teacher, *settings):
     overrides = {"teacher.weights": str(teacher), "teacher.model": "resnet14_tiny"}
+    if method in ("ab", "fsp"):
+        overrides["phases"] = [{"epochs": 1, "weights": {"ce": 0.0, method: 1.0}}]
     return resolve("digits/tiny", method=method, overrides=overrides, settings=[*SMALL, *settings])
 
 
-METHODS = ["ce", "kd", "quest", "quest-2", "quest-3x3", "letkd-1", "letkd-1-2", "letkd-1-3x3", "letkd-2"]
+METHODS = [name for name in list_methods() if name != "teacher"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -38,15 +40,16 @@ def test_every_method_runs_and_leaves_a_whole_folder(method, teacher, tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"recipe.toml", "env.json", "metrics.jsonl", "last", "student.safetensors", "result.json"} <= names
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == [1, 2]
+    assert [row["epoch"] for row in rows] == ([1, 2, 3] if method in ("ab", "fsp") else [1, 2])
     assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
     assert 0 < result.last_test < 100
     assert result.best_val_test is not None
     assert not any("teacher" in key for key in read_state_dict(tmp_path / "run" / "last" / NAME))
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(teacher, tmp_path, monkeypatch):
-    recipe = recipe_for("letkd-2", teacher, "train.epochs=4")
+@pytest.mark.parametrize(("method", "after"), [("ce", 2), ("letkd-2", 2), ("crd", 3), ("ab", 1), ("ab", 2)])
+def test_a_stopped_run_goes_on_to_the_same_weights(method, after, teacher, tmp_path, monkeypatch):
+    recipe = recipe_for(method, teacher, "train.epochs=4")
     loop.train(recipe, tmp_path / "whole")
 
     class Killed(Exception):
@@ -57,7 +60,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(teacher, tmp_path, monkeypatc
     def save_then_die(*args, **kwargs):
         save(*args, **kwargs)
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == after:
             raise Killed
 
     monkeypatch.setattr(loop, "save_checkpoint", save_then_die)
