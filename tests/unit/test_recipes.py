@@ -77,7 +77,7 @@ def test_every_number_of_a_method_says_where_it_comes_from():
     for path in (HERE / "methods").glob("*.toml"):
         for line in path.read_text().splitlines():
             key, equals, _ = line.partition(" = ")
-            if equals and key not in ("title", "kind"):
+            if equals and key not in ("title", "kind", "like"):
                 assert "#" in line, f"{path.name}: {line}"
 
 
@@ -256,3 +256,11 @@ def test_quick_leaves_wrong_values_to_the_schema(tmp_path):
     )
     with pytest.raises(RecipeError, match=r"'data.fraction' is 'x'.*'train' is 5.*'methods' is 1.*'phases.0' is 'a'"):
         resolve(own, quick=True)
+
+
+def test_a_method_that_is_like_another_holds_only_what_differs():
+    plain, changed = (resolve(f"cifar100/rn50-mnv2/{name}").model_dump() for name in ("letkd-2", "letkd-2-01"))
+    assert changed["methods"]["letkd"]["sites"]["intermediate"].pop("alpha") == 0.0
+    assert plain["methods"]["letkd"]["sites"]["intermediate"].pop("alpha") == 0.2, "the pair's exception for letkd-2"
+    assert (plain.pop("title"), changed.pop("title")) == ("letKD-2", "letKD-2, α = 0, 1")
+    assert plain == changed

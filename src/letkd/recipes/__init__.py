@@ -98,10 +98,16 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
     if method is not None:
         if method not in list_methods():
             raise RecipeError(f"there is no method {method!r}; nearest: {nearest(method, list_methods())}")
-        layers.append(_packaged(f"methods/{method}.toml"))
-        if method in exceptions:
-            layers.append(exceptions[method])
+        for known, layer in _chain(method):
+            layers += [layer, exceptions[known]] if known in exceptions else [layer]
     return layers + own, method
+
+
+def _chain(method: str) -> list[tuple[str, _Layer]]:
+    """A method's file, after that of the method it is `like`, if it says so: it then holds only what differs."""
+    source, table = _packaged(f"methods/{method}.toml")
+    like = table.pop("like", None)
+    return [*(_chain(like) if like else []), (method, (source, table))]
 
 
 def _packaged(path: str) -> _Layer:
