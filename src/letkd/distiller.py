@@ -182,39 +182,39 @@ class Distiller(nn.Module):
             force: fit even so.
             terms: fit only what these loss terms need; all where not given.
         """
-        todo = {
+        unfitted = {
             site: part
             for site, part in self.fittings().items()
             if part.supervision.fitted_buffers and (terms is None or part.term in terms)
         }
         if folder is not None and not data:
             raise LetkdError("fit(folder=…) must know which data the fitted files belong to: pass data='a name or hash of it'")
-        origins = {site: self._origin(part, data) for site, part in todo.items()} if folder is not None else {}
+        origins = {site: self._origin(part, data) for site, part in unfitted.items()} if folder is not None else {}
         if folder is not None and not force:
-            for site, part in list(todo.items()):
+            for site, part in list(unfitted.items()):
                 if load_fitted(part.supervision, Path(folder), site, origins[site]):
-                    del todo[site]
-        if todo:
-            self._fit(todo, loader)
-            for site in todo if folder is not None else ():
-                save_fitted(todo[site].supervision, Path(folder or ""), site, origins[site])
+                    del unfitted[site]
+        if unfitted:
+            self._fit(unfitted, loader)
+            for site in unfitted if folder is not None else ():
+                save_fitted(unfitted[site].supervision, Path(folder or ""), site, origins[site])
         return self
 
     @torch.no_grad()
-    def _fit(self, todo: dict[str, Fitting], loader: Iterable) -> None:
-        for part in todo.values():
+    def _fit(self, unfitted: dict[str, Fitting], loader: Iterable) -> None:
+        for part in unfitted.values():
             part.supervision.reset()
         device = _device(self._frozen[0])
-        for item in track(loader, f"fitting {', '.join(todo)}"):
+        for item in track(loader, f"fitting {', '.join(unfitted)}"):
             batch = Batch.of(item).to(device)
             if self.checks:
                 _check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
-            for part in todo.values():
+            for part in unfitted.values():
                 f_T = features[part.role]
                 f_T = f_T if part.ratio == (1, 1) else F.avg_pool2d(f_T, part.ratio)  # supplement 2.2
                 part.supervision.partial_fit(f_T, batch.y, batch.index)
-        for site, part in todo.items():
+        for site, part in unfitted.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
                 part.supervision.finish()
             part.supervision.to(device)
