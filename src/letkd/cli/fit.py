@@ -36,13 +36,13 @@ def fit(
     )
     folder = o.run_folder(out, cell, recipe) / "supervision"
 
-    from letkd.train import loop
+    from letkd.train import build
 
-    images = loop.read_data(recipe)
-    distiller = loop.build_distiller(recipe, images)
+    images = build.read_data(recipe)
+    distiller = build.build_distiller(recipe, images)
     parts = distiller.fittings()
     if not any(part.supervision.fitted_buffers for part in parts.values()):
         print(f"{recipe.title or 'this recipe'} has nothing to fit")
         return
-    loop.fit(distiller, recipe, images, folder, force=force)
+    build.fit(distiller, recipe, images, folder, force=force)
     print(f"fitted supervision: {folder}")

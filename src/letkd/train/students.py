@@ -6,8 +6,8 @@ from pathlib import Path
 from letkd.data import Loader, load_data
 from letkd.errors import DataError, RunError
 from letkd.student import load_student, read_header
+from letkd.train.build import read_data
 from letkd.train.evaluate import Accuracy, evaluate
-from letkd.train.loop import read_data
 from letkd.train.runs import recipe_of
 
 

@@ -1,0 +1,83 @@
+"""From a recipe to what a run works with: data, loaders, networks, the distiller and its offline parts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from letkd.data import Augment, Dataset, Loader, Split, load_data
+from letkd.distiller import Distiller
+from letkd.errors import RecipeError, nearest
+from letkd.methods import METHODS
+from letkd.methods.base import collected
+from letkd.models import create_model
+from letkd.recipes.schema import Network, Recipe
+
+
+def read_data(recipe: Recipe) -> Dataset:
+    """The recipe's data set, with the recipe's normalisation where it has one of its own."""
+    table = recipe.data
+    data = load_data(table.name, root=table.root, val=table.val, fraction=table.fraction)
+    return replace(data, mean=table.mean or data.mean, std=table.std or data.std)
+
+
+def train_loader(recipe: Recipe, data: Dataset) -> Loader:
+    """Shuffled and augmented, the last incomplete batch dropped, as the authors do."""
+    table = recipe.data
+    augment = Augment(pad=table.crop, mode=table.padding, flip=data.flip)
+    size = min(table.batch_size, len(data.train))
+    return Loader(
+        data.train, size, mean=data.mean, std=data.std, augment=augment, shuffle=True, drop_last=True, seed=recipe.train.seed
+    )
+
+
+def eval_loader(recipe: Recipe, data: Dataset, split: Split) -> Loader:
+    """In order, not augmented: for evaluation and for the offline fits."""
+    return Loader(split, max(recipe.data.batch_size, 128), mean=data.mean, std=data.std)
+
+
+def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
+    """Student, teacher and methods as the recipe names them."""
+    methods, wrong = [], []
+    for name, table in recipe.methods.items():
+        with collected(wrong):
+            if name not in METHODS:
+                raise RecipeError(f"there is no method {name!r} (nearest: {nearest(name, METHODS)})")
+            methods.append(METHODS[name].from_recipe(table))
+    if wrong:
+        raise RecipeError("; ".join(wrong))
+    student = build_network(recipe.student, data)
+    if not methods:
+        return Distiller(student, weights=recipe.weights)
+    if recipe.teacher is None or recipe.teacher.weights is None:
+        raise RecipeError(
+            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights (train one with "
+            f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
+        )
+    teacher = build_network(recipe.teacher, data)
+    example = torch.zeros(1, *data.train.images.shape[1:])
+    return Distiller(
+        student,
+        teacher,
+        methods,
+        weights=recipe.weights,
+        student_taps=recipe.student.taps,
+        teacher_taps=recipe.teacher.taps,
+        example=example,
+    )
+
+
+def build_network(table: Network, data: Dataset) -> nn.Module:
+    """A network with its weights, if it has any."""
+    return create_model(table.model, num_classes=data.num_classes, weights=table.weights)
+
+
+def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:
+    """Run, or find on disk, the offline parts: one pass over the training images, in order, not augmented."""
+    if not distiller.fittings():
+        return
+    name = f"{data.name} {data.train.fingerprint()} mean {data.mean} std {data.std}"
+    weights = [recipe.weights, *(phase.weights for phase in recipe.phases)]
+    terms = {part.term for part in distiller.fittings().values() if any(table.get(part.term, 1.0) for table in weights)}
+    distiller.fit(eval_loader(recipe, data, data.train), folder=folder, data=name, force=force, terms=terms)
