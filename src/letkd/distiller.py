@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
 from letkd.methods.base import Fitting, Method, Side, View, need_equal_classes
+from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
+from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.taps import Tap, Taps, as_logits, run_once
 
@@ -174,6 +176,9 @@ class Distiller(nn.Module):
     ) -> Self:
         """Run the offline parts (Alg. 1 and 2): one pass of the teacher over `loader`, without augmentation for the paper's way.
 
+        Of several processes each passes over its own part of the images; what they gathered is brought together, and all end
+        with the same labels as one process that saw everything.
+
         Args:
             loader: yields batches as for `forward`.
             folder: where fitted supervisions are kept. One whose fingerprint (teacher weights, tap, data, settings) matches is
@@ -192,11 +197,11 @@ class Distiller(nn.Module):
         origins = {site: self._origin(part, data) for site, part in unfitted.items()} if folder is not None else {}
         if folder is not None and not force:
             for site, part in list(unfitted.items()):
-                if load_fitted(part.supervision, Path(folder), site, origins[site]):
+                if all(objects_of_all(load_fitted(part.supervision, Path(folder), site, origins[site]))):
                     del unfitted[site]
         if unfitted:
             self._fit(unfitted, loader)
-            for site in unfitted if folder is not None else ():
+            for site in unfitted if folder is not None and rank() == 0 else ():
                 save_fitted(unfitted[site].supervision, Path(folder or ""), site, origins[site])
         return self
 
@@ -207,6 +212,8 @@ class Distiller(nn.Module):
         device = _device(self._frozen[0])
         for item in track(loader, f"fitting {', '.join(unfitted)}"):
             batch = Batch.of(item).to(device)
+            if not len(batch.y):
+                continue  # this process's share of a batch with fewer images than processes
             if self.checks:
                 _check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
@@ -216,7 +223,7 @@ class Distiller(nn.Module):
                 part.supervision.partial_fit(f_T, batch.y, batch.index)
         for site, part in unfitted.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-                part.supervision.finish()
+                _finish(part.supervision)
             part.supervision.to(device)
             facts = (
                 f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
@@ -244,6 +251,28 @@ class Distiller(nn.Module):
         for teacher in self._frozen:
             teacher._apply(fn)
         return self
+
+
+def _finish(supervision: Supervision) -> None:
+    """From pixels to labels: by the first process, for all of them."""
+    if not several():
+        return supervision.finish()
+    supervision.gather()
+    fitted: Any = None
+    if rank() == 0:
+        try:
+            supervision.finish()
+            fitted = {name: getattr(supervision, name) for name in supervision.fitted_buffers}
+        except LetkdError as error:
+            fitted = error
+    fitted, supervision.report_ = from_first((fitted, supervision.report_))
+    if isinstance(fitted, LetkdError):
+        raise fitted
+    if rank() > 0:
+        supervision.reset()
+        for name, value in fitted.items():
+            setattr(supervision, name, value)
+    return None
 
 
 def _device(model: nn.Module) -> torch.device:

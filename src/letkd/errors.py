@@ -44,6 +44,13 @@ class RunError(LetkdError):
     """A run folder that holds something else, or lacks what was asked for."""
 
 
+RESUME_ME = 75  # exit code; EX_TEMPFAIL of sysexits.h: try the same command again
+
+
+class Stopped(Exception):
+    """A run was asked to stop, has written what it had, and goes on when the same command is called again. Not an error."""
+
+
 def nearest(asked: str, known: Iterable[str], n: int = 4) -> str:
     """The known names closest to the one asked for, for the end of an error's sentence."""
     known = list(known)

@@ -16,6 +16,10 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    return _quiet
+
+
 def on_terminal() -> bool:
     return not _quiet and sys.stderr.isatty()
 

@@ -121,10 +121,10 @@ def test_nan_stops_before_the_checkpoint_is_overwritten(teacher, tmp_path):
     recipe = recipe_for("letkd-1", teacher, "train.epochs=3")
     save, held = loop.save_checkpoint, {}
 
-    def poison(folder, module, optimizer, *, epoch, extra):
-        save(folder, module, optimizer, epoch=epoch, extra=extra)
+    def poison(folder, module, optimizer, state):
+        save(folder, module, optimizer, state)
         held["bytes"] = (folder / NAME).read_bytes()
-        if epoch == 1:
+        if state["epoch"] == 2:  # the epoch that comes next
             with torch.no_grad():
                 module.student.conv1.weight.fill_(float("nan"))
 
@@ -138,12 +138,12 @@ def test_nan_stops_before_the_checkpoint_is_overwritten(teacher, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    loop.save_checkpoint(tmp_path, module, optimizer, epoch=1, extra={})
+    loop.save_checkpoint(tmp_path, module, optimizer, {"epoch": 1})
     before = (tmp_path / NAME).read_bytes()
     with torch.no_grad():
         module.bias.fill_(float("inf"))
     with pytest.raises(NonFiniteError, match="'bias' became NaN or infinite in epoch 2"):
-        loop.save_checkpoint(tmp_path, module, optimizer, epoch=2, extra={})
+        loop.save_checkpoint(tmp_path, module, optimizer, {"epoch": 2})
     assert (tmp_path / NAME).read_bytes() == before
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from letkd.distiller import Distiller
-from letkd.errors import FitError, NonFiniteError
+from letkd.errors import FitError, NonFiniteError, RunError
 from letkd.methods import LetKD, Method, Site, letkd2
 from letkd.supervision import KMeansSupervision, SubclassSupervision
 from letkd.supervision.artefacts import Origin, load_fitted, path_of, save_fitted
@@ -231,7 +231,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(stored, monkeypatch
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match="could not be written: disk full"):
         save_fitted(supervision, path.parent, "here", Origin("another", "tap", "data", "settings"))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before

@@ -1,6 +1,8 @@
 """Run folders and tables."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -19,15 +21,16 @@ def result(test: float, **changes) -> Result:
 
 def begun(path) -> RunFolder:
     run = RunFolder(path, resolve("digits/tiny/ce"))
-    run.begin()
-    return run
+    with run.begin():
+        return run
 
 
 def test_a_folder_keeps_its_recipe_and_refuses_another(tmp_path):
     recipe = resolve("digits/tiny/letkd-2")
     run = RunFolder(tmp_path / "run", recipe)
     assert not run.path.exists()
-    run.begin()
+    with run.begin():
+        pass
     assert recipe_of(tmp_path / "run") == recipe
     RunFolder(tmp_path / "run", recipe)
     other = resolve("digits/tiny/letkd-2", settings=["optim.lr=0.1", "methods.letkd.sites.penultimate.alpha=0.5"])
@@ -51,11 +54,63 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     run = begun(tmp_path / "run")
     for epoch in (1, 2, 3):
         run.log({"epoch": epoch})
-    with open(run.path / "metrics.jsonl", "a") as file:
-        file.write('{"epoch": 4, "lo')  # a kill in the middle of a line
-    run.rewind(2)
+    run.log({"epoch": 2, "again": True})
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == [1, 2]
+    assert rows == run.rows() == [{"epoch": 1}, {"epoch": 2, "again": True}]
+    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo')
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
+        run.rows()
+
+
+HOLD = """
+import sys
+from letkd.recipes import resolve
+from letkd.train.runs import RunFolder
+with RunFolder(sys.argv[1], resolve("digits/tiny/ce")).begin():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_second_process_on_a_folder_is_refused_until_the_first_ends(tmp_path):
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdin
+    assert first.stdout
+    assert first.stdout.readline() == "held\n"
+    second = RunFolder(tmp_path, resolve("digits/tiny/ce"))
+    with (
+        pytest.raises(RunError, match=rf"is in use by another process \(process {first.pid} on .*\); wait for it"),
+        second.begin(),
+    ):
+        pass
+    first.kill()  # no word of farewell: the system itself lets go of the folder
+    first.wait()
+    with second.begin():
+        pass
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path):
+    run = begun(tmp_path / "run")
+    (run.path / ".student.safetensors.0123.tmp").write_text("half a")
+    with run.begin():
+        assert not list(run.path.glob("*.tmp"))
+
+
+def test_a_start_killed_before_its_recipe_was_written_can_start_again(tmp_path):
+    for name in (".lock", "env.json", ".recipe.toml.0123.tmp"):
+        (tmp_path / name).write_text("")
+    RunFolder(tmp_path, resolve("digits/tiny/ce"))
+
+
+def test_going_on_elsewhere_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("letkd.progress._quiet", False)
+    run = begun(tmp_path / "run")
+    held = json.loads((run.path / "env.json").read_text())
+    (run.path / "env.json").write_text(json.dumps(held | {"threads": 999}))
+    with run.begin():
+        assert "began under other conditions (threads differ)" in capsys.readouterr().err
 
 
 def test_the_environment_is_recorded(tmp_path):

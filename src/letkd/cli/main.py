@@ -1,12 +1,14 @@
 """The `letkd` command."""
 
+import signal
 import sys
+from types import FrameType
 
 import typer
 
 from letkd import __version__
 from letkd.cli import cells, compare, demo, evaluate, fit, methods, show, train
-from letkd.errors import LetkdError
+from letkd.errors import RESUME_ME, LetkdError, Stopped
 
 _debug = False
 app = typer.Typer(
@@ -43,7 +45,8 @@ def options(
 
 
 def main() -> None:
-    """Run the command line: a wrong input is one sentence and exit code 2, a stop by Ctrl-C is 130."""
+    """Run the command line: a wrong input is one sentence and exit code 2, a stop that can go on is 75, a hard one by Ctrl-C 130."""
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app()
     except LetkdError as error:
@@ -51,7 +54,14 @@ def main() -> None:
             raise
         print(f"letkd: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stop:
+        print(f"letkd: {stop}", file=sys.stderr)
+        sys.exit(RESUME_ME)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of Ctrl-C
-            print("letkd: stopped; the same command goes on from the last finished epoch", file=sys.stderr)
+            print("letkd: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         raise
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped("stopped; the same command goes on from the last checkpoint")

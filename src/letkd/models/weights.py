@@ -88,21 +88,25 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in _tensors(model).items()
     }
     # Other libraries refuse files whose header does not say that they come from torch.
-    content = safetensors.torch.save(tensors, metadata={"format": "pt", **(metadata or {})})
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise CheckpointError(f"weights could not be written to {path}: {error.strerror or error}") from error
+    write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt", **(metadata or {})}))
 
 
 def fingerprint(model: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of a model's tensors, in sorted order; BN's batch counters do not count."""
+    state = {
+        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor) and not _is_counter(name)
+    }
+    return checksum(state)
+
+
+def checksum(tensors: Mapping[str, Tensor], *text: str) -> str:
+    """SHA-256 over names, types, shapes and bytes of tensors, in sorted order, and over texts that belong to them."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if _is_counter(name) or not isinstance(tensor, Tensor):
-            continue
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for part in text:
+        digest.update(f"\0{len(part)}\0{part}".encode())
     return digest.hexdigest()
 
 

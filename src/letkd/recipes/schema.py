@@ -42,6 +42,7 @@ class Optim(_Table):
     weight_decay: float = Field(ge=0)
     milestones: list[int]
     gamma: float = Field(gt=0, le=1)
+    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; none where not given")
 
 
 class Train(_Table):
@@ -51,6 +52,8 @@ class Train(_Table):
     seed: int = Field(ge=0)
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, description="at most so many steps an epoch; for smoke runs")
+    sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
+    deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time; for GPUs")
 
 
 class Phase(_Table):

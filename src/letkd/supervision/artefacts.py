@@ -1,18 +1,16 @@
 """Fitted supervisions on disk: safetensors with the fingerprint of all they depend on, reused only when it matches."""
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
 from letkd.files import write_whole
-from letkd.models.weights import fingerprint
+from letkd.models.weights import checksum, fingerprint
 from letkd.progress import say
 from letkd.supervision.base import Supervision
 
@@ -45,7 +43,7 @@ def save_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     path = path_of(supervision, folder, site)
     buffers = {name: getattr(supervision, name).detach().cpu().contiguous() for name in supervision.fitted_buffers}
     report = json.dumps(supervision.report_)
-    metadata = {"format": FORMAT, "report": report, "sha256": _checksum(buffers, report), **asdict(origin)}
+    metadata = {"format": FORMAT, "report": report, "sha256": checksum(buffers, report), **asdict(origin)}
     write_whole(path, save(buffers, metadata=metadata))
     return path
 
@@ -65,7 +63,7 @@ def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     changed = [part for part, value in asdict(origin).items() if metadata.get(part) != value]
     if metadata.get("format") != FORMAT or set(buffers) != set(supervision.fitted_buffers):
         changed = ["format"]
-    elif metadata.get("sha256") != _checksum(buffers, metadata.get("report", "")):
+    elif metadata.get("sha256") != checksum(buffers, metadata.get("report", "")):
         changed = ["content (its checksum differs)"]
     if changed:
         say(f"{path}: made for another {', '.join(changed)}; fitting anew")
@@ -75,11 +73,3 @@ def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     supervision.report_ = json.loads(metadata["report"])
     say(f"{path}: same teacher, tap, data and settings; reused")
     return True
-
-
-def _checksum(buffers: dict[str, torch.Tensor], report: str) -> str:
-    digest = hashlib.sha256(report.encode())
-    for name in sorted(buffers):
-        digest.update(f"{name} {tuple(buffers[name].shape)} {buffers[name].dtype}".encode())
-        digest.update(buffers[name].numpy().tobytes())
-    return digest.hexdigest()

@@ -63,6 +63,9 @@ class Supervision(nn.Module):
     def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
         """Gather one batch. `index` names the images in the data set: with it the order of the stream does not matter."""
 
+    def gather(self) -> None:
+        """Of several processes that each saw a part of the stream: bring together what they gathered, before `finish`."""
+
     def finish(self) -> None:
         """Turn what was gathered into the fitted buffers."""
 

@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import DataError, FitError
+from letkd.processes import objects_of_all, rank, rows_of_all
 from letkd.supervision.base import Supervision
 
 STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")
@@ -139,6 +139,9 @@ class CRDBank(Supervision):
             self._check_memory(int(index.max()) + 1)
         self._gathered.append((index, y.cpu()))
 
+    def gather(self) -> None:
+        self._gathered = [part for parts in objects_of_all(self._gathered) for part in parts]
+
     def finish(self) -> None:
         if not sum(len(y) for _, y in self._gathered):
             raise FitError("CRD saw no images; the loader was empty")
@@ -171,7 +174,7 @@ class CRDBank(Supervision):
         """Images of other classes for each image, without replacement; the same again until `update`."""
         self._check_fitted()
         order, count = self._sort()
-        mixed = np.random.SeedSequence((self.seed, _rank(), int(self.draws_))).generate_state(1, np.uint64)
+        mixed = np.random.SeedSequence((self.seed, rank(), int(self.draws_))).generate_state(1, np.uint64)
         generator = torch.Generator(index.device).manual_seed(int(mixed[0]))
         c = self.y_[index]
         drawn = draw_distinct(self.N - count[c], self._negatives, generator)
@@ -182,7 +185,7 @@ class CRDBank(Supervision):
         """Z of a bank: N times the mean exp(score) of the first batch, positives and negatives, and fixed from then on."""
         Z: Tensor = getattr(self, f"Z_{bank}_")
         mean = scores.detach().mean()
-        estimate = (_of_all(mean[None]).mean() if self.training else mean) * self.N
+        estimate = (rows_of_all(mean[None]).mean() if self.training else mean) * self.N
         return torch.where(Z > 0, Z, estimate.to(Z.dtype))
 
     @torch.no_grad()
@@ -196,10 +199,10 @@ class CRDBank(Supervision):
         Z_T: Float[Tensor, ""],
     ) -> None:
         """Move the rows of these images towards their embeddings, keep Z, and go on to the next draw."""
-        index = _of_all(index)
+        index = rows_of_all(index)
         for bank, Z_, v, Z in ((self.memory_S_, self.Z_S_, v_S, Z_S), (self.memory_T_, self.Z_T_, v_T, Z_T)):
             old = bank[index]
-            new = F.normalize(self.momentum * old + (1 - self.momentum) * _of_all(v).to(bank.dtype), dim=1)
+            new = F.normalize(self.momentum * old + (1 - self.momentum) * rows_of_all(v).to(bank.dtype), dim=1)
             # A step that turned to NaN is told and stopped; in the bank it would stay for ever.
             bank[index] = torch.where(new.isfinite().all(dim=1, keepdim=True), new, old)
             Z_.copy_(torch.where(Z.isfinite(), Z, Z_))
@@ -218,20 +221,3 @@ class CRDBank(Supervision):
 
     def extra_repr(self) -> str:
         return f"feat_dim={self.feat_dim}, K={self.K}"
-
-
-def _several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _rank() -> int:
-    return dist.get_rank() if _several() else 0
-
-
-def _of_all(rows: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their ranks; batches must be of one size."""
-    if not _several():
-        return rows
-    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, rows.contiguous())
-    return torch.cat(parts)

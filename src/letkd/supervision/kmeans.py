@@ -71,6 +71,9 @@ class KMeansSupervision(Supervision):
             self._reservoir = Reservoir(self.K * wanted if isinstance(wanted, int) else 2**62, seed=self.seed)
         self._reservoir.add(f_T, torch.zeros(len(f_T), dtype=torch.int64), index)
 
+    def gather(self) -> None:
+        self._reservoir = Reservoir.of_all(self._reservoir)
+
     def finish(self) -> None:
         seen = 0 if self._reservoir is None else int(self._reservoir.seen.sum())
         if self._reservoir is None or seen < self.K:

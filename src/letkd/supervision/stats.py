@@ -1,12 +1,14 @@
 """Streaming statistics behind the supervisions: a uniform reservoir of pixels, K-means, and LDA from class moments."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from letkd.processes import objects_of_all, rank, several
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -67,6 +69,39 @@ class Reservoir:
         self._kept.append((group[keep], priority[keep], name[keep], rows))
         self._rows = len(rows)
 
+    @classmethod
+    def of_all(cls, own: "Reservoir | None") -> "Reservoir | None":
+        """The reservoir of all processes' pixels, from each one's own; None where nobody saw any.
+
+        First the names alone go round, 24 bytes a pixel; then the pixels that stay, and no others.
+        """
+        if not several():
+            return own
+        if own is not None and own._kept:
+            own._compact()
+        held = own._kept[0] if own is not None and own._kept else None
+        frames = objects_of_all(None if own is None else (own.capacity, own.groups, own.seed, own.seen))
+        names = objects_of_all(None if held is None else held[:3])
+        if not any(frame is not None for frame in frames):
+            return None
+        capacity, groups, seed, _ = next(frame for frame in frames if frame is not None)
+        merged = cls(capacity, groups=groups, seed=seed)
+        merged.seen = torch.stack([frame[3] for frame in frames if frame is not None]).sum(dim=0)
+        owners = [torch.stack([torch.full_like(part[0], r), torch.arange(len(part[0]))], dim=1) for r, part in _there(names)]
+        merged._kept = [(*part, owner) for (_, part), owner in zip(_there(names), owners, strict=True)]
+        if not merged._kept:
+            return merged
+        merged._compact()
+        group, priority, name, owner = merged._kept[0]
+        mine = owner[owner[:, 0] == rank(), 1]
+        rows = objects_of_all(None if held is None else held[3][mine])
+        sent = torch.cat([part for _, part in _there(rows)])
+        # What rank r sent lies in the order in which its pixels stand in the merged reservoir.
+        order = torch.argsort(owner[:, 0], stable=True)
+        merged._kept = [(group, priority, name, torch.empty_like(sent).index_copy_(0, order, sent))]
+        merged._rows = len(sent)
+        return merged
+
     def sample(self) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
         """The pixels kept and their groups, ordered by group, then by name."""
         if not self._kept:
@@ -75,6 +110,11 @@ class Reservoir:
         group, _, name, rows = self._kept[0]
         order = torch.from_numpy(np.lexsort((name.numpy(), group.numpy())))
         return rows[order], group[order]
+
+
+def _there(parts: list[Any]) -> list[tuple[int, Any]]:
+    """The parts that are there, each with its rank."""
+    return [(r, part) for r, part in enumerate(parts) if part is not None]
 
 
 def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int = 0) -> Float[Tensor, "K d"]:
@@ -126,6 +166,14 @@ class ClassMoments:
         self.sums.index_add_(0, y, rows.sum(dim=2))
         flat = rows.transpose(0, 1).reshape(rows.shape[1], -1)
         self.second += flat @ flat.T
+
+    @classmethod
+    def of_all(cls, own: "ClassMoments | None") -> "ClassMoments | None":
+        """The moments of all processes' pixels, from each one's own."""
+        parts = [part for part in objects_of_all(own) if part is not None]
+        if not parts:
+            return None
+        return cls(*(torch.stack([getattr(part, name) for part in parts]).sum(dim=0) for name in ("n", "sums", "second")))
 
     def lda(self, r: int, *, tol: float = 1e-4) -> LDA:
         """Solve for the r best components. `tol` drops directions without within-class spread, as scikit-learn's svd solver does."""

@@ -106,6 +106,9 @@ class SubclassSupervision(Supervision):
         self._moments.add(f_T, y)
         self._reservoir.add(f_T, y, index)
 
+    def gather(self) -> None:
+        self._moments, self._reservoir = ClassMoments.of_all(self._moments), Reservoir.of_all(self._reservoir)
+
     def finish(self) -> None:
         C = self._classes()
         seen = torch.zeros(C) if self._reservoir is None else self._reservoir.seen

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from letkd.errors import FitError
+from letkd.processes import objects_of_all
 from letkd.supervision.base import Supervision
 from letkd.supervision.stats import Reservoir
 
@@ -114,6 +115,13 @@ class TreeSupervision(Supervision):
         # A sample travels with its label as one more number, exact in float32 up to 2^24.
         rows = torch.cat([pooled, y[:, None].float()], dim=1)
         self._reservoir.add(rows[:, :, None, None], torch.zeros_like(y), index)
+
+    def gather(self) -> None:
+        parts = [(self._sums, self._n)] if self._reservoir is not None else []
+        sums = [part for held in objects_of_all(parts) for part in held]
+        self._reservoir = Reservoir.of_all(self._reservoir)
+        if sums:
+            self._sums, self._n = (torch.stack(part).sum(dim=0) for part in zip(*sums, strict=True))
 
     def finish(self) -> None:
         C = self._classes()

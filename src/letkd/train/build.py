@@ -12,6 +12,7 @@ from letkd.errors import RecipeError, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
+from letkd.processes import rank, world
 from letkd.recipes.schema import Network, Recipe
 
 
@@ -22,19 +23,31 @@ def read_data(recipe: Recipe) -> Dataset:
     return replace(data, mean=table.mean or data.mean, std=table.std or data.std)
 
 
-def train_loader(recipe: Recipe, data: Dataset) -> Loader:
-    """Shuffled and augmented, the last incomplete batch dropped, as the authors do."""
+def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1) -> Loader:
+    """Shuffled and augmented, the last incomplete batch dropped, as the authors do; of several processes, one's part."""
     table = recipe.data
     augment = Augment(pad=table.crop, mode=table.padding, flip=data.flip)
     size = min(table.batch_size, len(data.train))
+    if size % world:
+        raise RecipeError(f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}")
     return Loader(
-        data.train, size, mean=data.mean, std=data.std, augment=augment, shuffle=True, drop_last=True, seed=recipe.train.seed
+        data.train,
+        size,
+        mean=data.mean,
+        std=data.std,
+        augment=augment,
+        shuffle=True,
+        drop_last=True,
+        seed=recipe.train.seed,
+        rank=rank,
+        world=world,
     )
 
 
-def eval_loader(recipe: Recipe, data: Dataset, split: Split) -> Loader:
-    """In order, not augmented: for evaluation and for the offline fits."""
-    return Loader(split, max(recipe.data.batch_size, 128), mean=data.mean, std=data.std)
+def eval_loader(recipe: Recipe, data: Dataset, split: Split, *, rank: int = 0, world: int = 1) -> Loader:
+    """In order, not augmented, each image once: for evaluation and for the offline fits; of several processes, one's part."""
+    size = max(recipe.data.batch_size, 128)
+    return Loader(split, size, mean=data.mean, std=data.std, rank=rank, world=world)
 
 
 def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
@@ -80,4 +93,5 @@ def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path,
     name = f"{data.name} {data.train.fingerprint()} mean {data.mean} std {data.std}"
     weights = [recipe.weights, *(phase.weights for phase in recipe.phases)]
     terms = {part.term for part in distiller.fittings().values() if any(table.get(part.term, 1.0) for table in weights)}
-    distiller.fit(eval_loader(recipe, data, data.train), folder=folder, data=name, force=force, terms=terms)
+    loader = eval_loader(recipe, data, data.train, rank=rank(), world=world())
+    distiller.fit(loader, folder=folder, data=name, force=force, terms=terms)

@@ -1,64 +1,118 @@
-"""The state from which a run goes on: one safetensors file, written beside and renamed, so that it is whole or absent."""
+"""The state from which a run goes on: one safetensors file with a checksum, and the one before it."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
+from letkd.models.weights import checksum
+from letkd.processes import objects_of_all, rank, world
+from letkd.progress import say
 
-NAME = "checkpoint.safetensors"
+NAME, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 
 
-def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer, *, epoch: int, extra: dict[str, Any]) -> None:
-    """Write weights, momentum, the random stream and `extra`; refuses weights that are not finite."""
+def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
+    """Write weights, momentum, every process's random streams and `state`, which JSON can hold; refuses what is not finite.
+
+    All processes must call it; the first writes.
+    """
+    streams = objects_of_all(random_streams())
+    if rank() > 0:
+        return
     for name, parameter in module.named_parameters():
         if not torch.isfinite(parameter).all():
             raise NonFiniteError(
-                f"the parameter {name!r} became NaN or infinite in epoch {epoch}; the checkpoint of the epoch before is kept in {folder}. "
-                "Lower the learning rate"
+                f"the parameter {name!r} became NaN or infinite in epoch {state.get('epoch')}; the last good checkpoint is kept in "
+                f"{folder}. Lower the learning rate"
             )
     tensors = {f"module.{name}": value for name, value in module.state_dict().items()}
-    for name, state in _by_name(module, optimizer).items():
-        tensors |= {f"optimizer.{name}.{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    tensors["random"] = torch.get_rng_state()
-    content = save(
-        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()},
-        metadata={"epoch": str(epoch), "extra": json.dumps(extra)},
-    )
-    write_whole(folder / NAME, content)
+    for name, held in _by_name(module, optimizer).items():
+        tensors |= {f"optimizer.{name}.{key}": value for key, value in held.items() if isinstance(value, Tensor)}
+    tensors |= {f"random.{name}": torch.stack([stream[name] for stream in streams]) for name in streams[0]}
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    text = json.dumps(state)
+    content = save(tensors, metadata={"state": text, "sha256": checksum(tensors, text)})
+    write_whole(folder / NAME, content, previous=folder / PREVIOUS)
 
 
-def load_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer) -> tuple[int, dict[str, Any]] | None:
-    """Restore what `save_checkpoint` wrote and return the epoch it ended; None where there is no checkpoint."""
-    path = folder / NAME
-    if not path.exists():
-        return None
+def load_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any] | None:
+    """Restore what `save_checkpoint` wrote last, or, where that is damaged, before; None where there is none."""
+    found = [path for path in (folder / NAME, folder / PREVIOUS) if path.exists()]
+    for path in found:
+        try:
+            tensors, state = _read(path)
+        except CheckpointError as error:
+            say(f"{error}; the checkpoint before it is used" if path != found[-1] else str(error))
+            continue
+        _restore(path, tensors, module, optimizer)
+        return state
+    if found:
+        raise CheckpointError(f"{folder} holds no checkpoint that is whole; remove it to start the run anew")
+    return None
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
-        epoch, extra = int(metadata["epoch"]), json.loads(metadata["extra"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); remove it to start the run anew") from None
-    state = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
-    missing = set(module.state_dict()) ^ set(state)
-    if missing:
-        raise CheckpointError(
-            f"{path} belongs to another model: {', '.join(sorted(missing)[:4])} differ; choose another folder"
-        )
-    module.load_state_dict(state)
+        if checksum(tensors, metadata["state"]) != metadata["sha256"]:
+            raise CheckpointError(f"{path} is damaged (its checksum differs)")
+        return tensors, json.loads(metadata["state"])
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged ({str(error).splitlines()[0]})") from None
+
+
+def _restore(path: Path, tensors: dict[str, Tensor], module: nn.Module, optimizer: optim.Optimizer) -> None:
+    held = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
+    if other := set(module.state_dict()) ^ set(held):
+        raise CheckpointError(f"{path} belongs to another model: {', '.join(sorted(other)[:4])} differ; choose another folder")
+    module.load_state_dict(held)
     for name, parameter in module.named_parameters():
-        momentum = tensors.get(f"optimizer.{name}.momentum_buffer")
-        if momentum is not None:
-            optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
-    torch.set_rng_state(tensors["random"])
-    return epoch, extra
+        prefix = f"optimizer.{name}."
+        for key in (key for key in tensors if key.startswith(prefix) and "." not in key[len(prefix) :]):
+            optimizer.state[parameter][key[len(prefix) :]] = tensors[key].to(parameter.device)
+    streams = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
+    processes = len(next(iter(streams.values())))
+    if processes != world():
+        say(f"{path} was written by {processes} processes and goes on with {world()}: the last digits will differ")
+    set_random_streams({name: value[rank() % processes] for name, value in streams.items()})
+
+
+def random_streams() -> dict[str, Tensor]:
+    """Where Python's, numpy's, torch's and, if there is one, the GPU's random streams stand, each as a tensor of fixed size."""
+    version, words, gauss = random.getstate()
+    python = [version, *words, gauss is not None, gauss or 0.0]
+    held: Any = np.random.get_state(legacy=True)
+    _, keys, position, has_gauss, cached = held
+    streams = {
+        "python": torch.tensor(python, dtype=torch.float64),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss, cached], dtype=torch.float64),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        streams["cuda"] = torch.cuda.get_rng_state()
+    return streams
+
+
+def set_random_streams(streams: dict[str, Tensor]) -> None:
+    """Put them back to where `random_streams` found them."""
+    version, *words, has_gauss, gauss = streams["python"].tolist()
+    random.setstate((int(version), tuple(int(word) for word in words), gauss if has_gauss else None))
+    *keys, position, has_gauss, cached = streams["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), int(position), int(has_gauss), cached))
+    torch.set_rng_state(streams["torch"])
+    if "cuda" in streams and torch.cuda.is_available():
+        torch.cuda.set_rng_state(streams["cuda"])
 
 
 def _by_name(module: nn.Module, optimizer: optim.Optimizer) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from letkd.batch import Batch
+from letkd.processes import sum_of_all
 from letkd.progress import track
 from letkd.taps import as_logits
 
@@ -24,7 +25,10 @@ class Accuracy:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "evaluating") -> Accuracy:
-    """Run a classifier in eval mode over a split, each image once; its train/eval mode is left as it was."""
+    """Run a classifier in eval mode over a split, each image once; its train/eval mode is left as it was.
+
+    Of several processes each goes over its own part; all of them get the accuracy on the whole.
+    """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -32,6 +36,8 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "e
     try:
         for item in track(loader, description):
             batch = Batch.of(item).to(device)
+            if not len(batch.y):
+                continue  # this process's share of a batch with fewer images than processes
             logits = as_logits(model(batch.x), model).float()
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.y[:, None]
             top1 += int(best[:, 0].sum())
@@ -41,4 +47,5 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "e
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), n)
+    n, top1, top5, loss = sum_of_all(torch.tensor([n, top1, top5, loss], dtype=torch.float64, device=device)).tolist()
+    return Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), int(n))

@@ -1,14 +1,24 @@
 """One training run, from a recipe to a result: the only file that imports Fabric."""
 
+import os
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
 
 from letkd.data import Dataset
 from letkd.distiller import Distiller
+from letkd.errors import DataError, NonFiniteError, Stopped
 from letkd.models import load_weights, save_weights
-from letkd.progress import bar, on_terminal, say
+from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
+from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
 from letkd.recipes.schema import Recipe
 from letkd.student import save_student
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
@@ -16,80 +26,272 @@ from letkd.train.checkpoint import load_checkpoint, save_checkpoint
 from letkd.train.evaluate import Accuracy, evaluate
 from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
+from letkd.train.stop import Wish, polite_stop
+from letkd.train.sync_bn import sync_batch_norms, unsync_batch_norms
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
-def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None = None) -> Result:
+@dataclass
+class State:
+    """Where a run stands: `step` steps of `epoch` are done, `sums` over them; everything else is in tensors."""
+
+    epoch: int = 1
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    best_val: float | None = None
+    best_val_epoch: int | None = None
+    seconds: float = 0.0
+    precision: dict[str, Any] = field(default_factory=dict)
+
+
+def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None = None, save_minutes: float = 15.0) -> Result:
     """Train as the recipe says, in `folder`; a run that was stopped goes on, one that is finished just gives its result.
 
     Args:
         supervision: folder with fitted supervisions to share between runs; `folder/supervision` where not given.
+        save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
 
-    The last epoch is what is reported. The epoch that was best on the validation split is kept beside it. The test split is
-    read once, at the end.
+    Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
+    was best on the validation split is kept beside it. The test split is read once, at the end.
     """
-    from lightning_fabric import Fabric
-
+    fabric = _fabric(recipe)
     run = RunFolder(folder, recipe)
     if run.result is not None:
         say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
         return run.result
-    started = time.monotonic()
-    fabric = Fabric(accelerator="auto", devices=1, precision=recipe.train.precision)
-    fabric.seed_everything(recipe.train.seed, verbose=False)
     data = read_data(recipe)
+    fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
-    run.begin()
-    fit(distiller, recipe, data, supervision or run.path / "supervision")
-    model, optimizer = fabric.setup(distiller, sgd(distiller, recipe.optim))
-    batches = train_loader(recipe, data)
-    extra = {"best_val": None, "best_val_epoch": None, "seconds": 0.0}
-    resumed = load_checkpoint(run.last, distiller, optimizer)
-    first = 1
-    if resumed is not None:
-        first, extra = resumed[0] + 1, resumed[1]
-        run.rewind(resumed[0])
-        say(f"{run.path}: goes on after epoch {resumed[0]}")
-    before = extra["seconds"]
-    steps = min(len(batches), recipe.train.steps or len(batches))
-    tell = _teller()
-    epochs = recipe.train.epochs + sum(phase.epochs for phase in recipe.phases)
-    with bar(f"{recipe.title or 'training'}, seed {recipe.train.seed}", (epochs + 1 - first) * steps) as tick:
-        for epoch in range(first, epochs + 1):
-            batches.set_epoch(epoch)
-            number, phase = phase_at(epoch, recipe)
-            distiller.set_weights(recipe.weights if phase is None else phase.weights)
-            lr = lr_at(number, recipe.optim) if phase is None else (phase.lr or recipe.optim.lr)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            if number == 1:
-                optimizer.state.clear()  # a phase begins without the momentum of the one before
-            model.train()
-            seen, correct, sums = 0, 0, {}
-            for batch in islice(batches, steps):
-                batch = replace(batch.to(fabric.device), epoch=number)
-                step = model(batch)
-                fabric.backward(step.loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                seen += len(batch.y)
-                correct += int((step.logits.argmax(dim=1) == batch.y).sum())
-                for name, term in {"loss": step.loss, **step.terms}.items():
-                    sums[name] = sums.get(name, 0.0) + term.item()
-                tick(f"epoch {epoch}  loss {step.loss.item():.3f}")
-            held = evaluate(distiller.student, eval_loader(recipe, data, data.val)) if len(data.val) else None
-            extra["seconds"] = before + time.monotonic() - started
-            if held is not None and (extra["best_val"] is None or held.top1 > extra["best_val"]):
-                extra |= {"best_val": held.top1, "best_val_epoch": epoch}
-                save_weights(distiller.student, run.best_on_validation, {"epoch": str(epoch)})
-            row = {"epoch": epoch, "lr": lr, "train_top1": 100 * correct / max(seen, 1)}
-            row |= {name: value / steps for name, value in sums.items()}
-            row |= {"val_top1": None if held is None else held.top1, "seconds": extra["seconds"]}
-            # The row first: one too many is dropped when the run goes on, one too few could not be made up for.
-            run.log(row)
-            save_checkpoint(run.last, distiller, optimizer, epoch=epoch, extra=extra)
-            tell(epoch, epochs, row)
+    with run.begin() if fabric.is_global_zero else nullcontext():
+        wait_for_all()
+        fit(distiller, recipe, data, supervision or run.path / "supervision")
+        with polite_stop() as wish:
+            return _Run(fabric, run, distiller, data, save_minutes, wish).train()
 
-    return _finish(run, distiller, recipe, data, extra, before + time.monotonic() - started)
+
+class _Run:
+    """One run under way."""
+
+    def __init__(self, fabric: "Fabric", run: RunFolder, distiller: Distiller, data: Dataset, save_minutes: float, wish: Wish):
+        self.fabric, self.run, self.distiller, self.data, self.wish = fabric, run, distiller, data, wish
+        self.recipe = run.recipe
+        if self.recipe.train.sync_bn:
+            sync_batch_norms(distiller)
+        # What the methods remember is the same in every process already; DDP need not send it round at every step.
+        known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
+        object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
+        wrapped: Any = fabric.setup(distiller, sgd(distiller, self.recipe.optim))
+        self.model: nn.Module = wrapped[0]
+        self.optimizer: optim.Optimizer = wrapped[1]
+        self.batches = train_loader(self.recipe, data, rank=fabric.global_rank, world=fabric.world_size)
+        self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
+        self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
+        self.state = self._resume()
+        self.began = time.monotonic() - self.state.seconds
+        self.saved, self.save_seconds = time.monotonic(), 60 * save_minutes
+
+    def _resume(self) -> State:
+        held = load_checkpoint(self.run.last, self.distiller, self.optimizer)
+        if held is None:
+            if self.fabric.global_rank:  # the networks are the same everywhere; what methods draw from here on is not
+                torch.manual_seed(self.recipe.train.seed + (self.fabric.global_rank << 32))
+            return State()
+        sums = held.pop("sums")
+        if len(sums) != self.fabric.world_size:  # other processes than before: the first takes over what all of them counted
+            sums = [_added(sums)] + [{}] * self.fabric.world_size
+        state = State(**held, sums=sums[self.fabric.global_rank])
+        self.fabric.strategy.precision.load_state_dict(state.precision)
+        if state.step:
+            say(f"{self.run.path}: goes on in epoch {state.epoch}, after {state.step} of {self.steps} steps")
+        else:
+            say(f"{self.run.path}: goes on after epoch {state.epoch - 1}")
+        return state
+
+    def train(self) -> Result:
+        state = self.state
+        title = f"{self.recipe.title or 'training'}, seed {self.recipe.train.seed}"
+        tell = _teller()
+        with bar(title, (self.epochs + 1 - state.epoch) * self.steps - state.step) as tick:
+            while state.epoch <= self.epochs:
+                lr = self._epoch(tick)
+                row = self._row(lr)
+                if self.fabric.is_global_zero:
+                    # The row first: one too many is dropped when the run goes on, one too few could not be made up for.
+                    self.run.log(row)
+                tell(state.epoch, self.epochs, row)
+                state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+                self._save()
+        return self._finish()
+
+    def _epoch(self, tick: Any) -> float:
+        state, recipe = self.state, self.recipe
+        number, phase = phase_at(state.epoch, recipe)
+        self.distiller.set_weights(recipe.weights if phase is None else phase.weights)
+        lr = lr_at(number, recipe.optim) if phase is None else (phase.lr or recipe.optim.lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if number == 1 and state.step == 0:
+            self.optimizer.state.clear()  # a phase begins without the momentum of the one before
+        self.model.train()
+        self.batches.set_epoch(state.epoch, start=state.step)
+        for batch in islice(self.batches, self.steps - state.step):
+            batch = replace(batch.to(self.fabric.device), epoch=number)
+            step = self.model(batch)
+            self.fabric.backward(step.loss)
+            self._guard(step.terms)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            state.step += 1
+            correct = int((step.logits.argmax(dim=1) == batch.y).sum())
+            terms = {"loss": step.loss.item()} | {name: term.item() for name, term in step.terms.items()}
+            state.sums = _added([state.sums, {"#steps": 1, "#images": len(batch.y), "#correct": correct, **terms}])
+            tick(f"epoch {state.epoch}  loss {terms['loss']:.3f}")
+            self._heed()
+        return lr
+
+    def _guard(self, terms: dict[str, Tensor]) -> None:
+        """Stop at a gradient that is not finite, before it reaches the weights, and shorten one that is too long."""
+        limit = self.recipe.optim.clip
+        if limit is not None:
+            norm = self.fabric.clip_gradients(self.model, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        elif self.recipe.train.precision == "16-mixed":
+            return  # there an overflow is expected now and then: the step is left out and the scale halved
+        else:
+            norm = nn.utils.get_total_norm([p.grad for p in self.distiller.parameters() if p.grad is not None])
+        if self.recipe.train.precision != "16-mixed" and norm is not None and not bool(torch.isfinite(norm)):
+            gradients = ((name, p.grad) for name, p in self.distiller.named_parameters() if p.grad is not None)
+            name = next((name for name, grad in gradients if not torch.isfinite(grad).all()), "all of them together")
+            values = ", ".join(f"{term}={value.item():g}" for term, value in terms.items())
+            raise NonFiniteError(
+                f"the gradient of {name!r} became NaN or infinite in epoch {self.state.epoch}, step {self.state.step + 1} (terms: "
+                f"{values}); stopped before it reached the weights, the last good checkpoint is in {self.run.last}. Lower the "
+                "learning rate, or clip with --set optim.clip=5"
+            )
+
+    def _heed(self) -> None:
+        """Save where it is time, and stop where somebody asked for it: all processes after the same step."""
+        due = time.monotonic() - self.saved >= self.save_seconds
+        ask = torch.tensor([float(self.wish.asked), float(due and self.fabric.is_global_zero)], device=self.fabric.device)
+        stop, save = (bool(value) for value in sum_of_all(ask))
+        if stop or (save and self.state.step < self.steps):
+            self._save()
+        if stop:
+            raise Stopped(f"stopped in epoch {self.state.epoch} of {self.epochs}; the same command goes on from there")
+
+    def _save(self) -> None:
+        self.state.seconds = time.monotonic() - self.began
+        self.state.precision = self.fabric.strategy.precision.state_dict()
+        state = {**asdict(self.state), "sums": objects_of_all(self.state.sums)}
+        save_checkpoint(self.run.last, self.distiller, self.optimizer, state)
+        self.saved = time.monotonic()
+
+    def _row(self, lr: float) -> dict[str, Any]:
+        """What is told of an epoch: mean loss and terms, accuracy on what was trained on and on what was held out."""
+        state = self.state
+        sums = _added(objects_of_all(state.sums))
+        steps, images, correct = (sums.pop(name) for name in ("#steps", "#images", "#correct"))
+        self._same_batch_norms()
+        held = self._evaluate(self.distiller.student, "val")
+        state.seconds = time.monotonic() - self.began
+        if held is not None and (state.best_val is None or held.top1 > state.best_val):
+            state.best_val, state.best_val_epoch = held.top1, state.epoch
+            if self.fabric.is_global_zero:
+                save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
+        row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
+        row |= {name: value / steps for name, value in sums.items()}
+        return row | {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+
+    def _same_batch_norms(self) -> None:
+        """The first process's running statistics are the run's, as DDP has it; before an evaluation all take them."""
+        for name, buffer in self.distiller.student.named_buffers() if several() else ():
+            if name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked"):
+                dist.broadcast(buffer, src=0)
+
+    def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
+        part = getattr(self.data, split)
+        if not len(part):
+            return None
+        loader = eval_loader(self.recipe, self.data, part, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        return evaluate(student, loader, description=f"evaluating on {split}")
+
+    def _finish(self) -> Result:
+        recipe, run, data, state = self.recipe, self.run, self.data, self.state
+        student = self.distiller.export()
+        unsync_batch_norms(student)
+        last, held = self._evaluate(student, "test"), self._evaluate(student, "val")
+        if last is None:
+            raise DataError(f"{data.name} has no test images, so there is nothing to report")
+        if self.fabric.is_global_zero:
+            save_student(
+                student,
+                run.student,
+                model=recipe.student.model,
+                num_classes=data.num_classes,
+                classes=data.classes,
+                mean=data.mean,
+                std=data.std,
+            )
+        wait_for_all()
+        best = None
+        if run.best_on_validation.exists():
+            load_weights(student, run.best_on_validation)
+            best = self._evaluate(student, "test")
+        result = Result(
+            last_test=last.top1,
+            last_test_top5=last.top5,
+            last_val=None if held is None else held.top1,
+            best_val=state.best_val,
+            best_val_epoch=state.best_val_epoch,
+            best_val_test=None if best is None else best.top1,
+            parameters=sum(parameter.numel() for parameter in student.parameters()),
+            epochs=recipe.train.epochs,
+            seconds=time.monotonic() - self.began,
+        )
+        if self.fabric.is_global_zero:
+            run.finish(result)
+        wait_for_all()
+        return result
+
+
+def _fabric(recipe: Recipe) -> "Fabric":
+    """Fabric, with as many processes as torchrun or SLURM started; everyone but the first is quiet."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    devices, nodes = processes_from(os.environ)
+    if devices * nodes > 1:
+        some_unused = bool(recipe.phases) or not all(recipe.weights.values())
+        strategy = DDPStrategy(find_unused_parameters=some_unused)
+    else:
+        strategy = "auto"
+    if recipe.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(recipe.train.deterministic)
+    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
+    fabric.launch()
+    set_quiet(is_quiet() or not fabric.is_global_zero)
+    return fabric
+
+
+def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Processes a node and nodes, as a launcher says: torchrun's variables first, then SLURM's; 1 and 1 where there is none."""
+    if "LOCAL_WORLD_SIZE" in environment:
+        local = int(environment["LOCAL_WORLD_SIZE"])
+        return local, int(environment["WORLD_SIZE"]) // local
+    if "SLURM_NTASKS_PER_NODE" in environment and "SLURM_PROCID" in environment:
+        return int(environment["SLURM_NTASKS_PER_NODE"]), int(environment.get("SLURM_NNODES", "1"))
+    return 1, 1
+
+
+def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of tables, name by name."""
+    sums: dict[str, float] = {}
+    for table in tables:
+        for name, value in table.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def _teller(every: float = 10.0):
@@ -104,36 +306,3 @@ def _teller(every: float = 10.0):
             say(f"epoch {epoch}/{epochs}  loss {row['loss']:.3f}  train {row['train_top1']:.2f} %{val}")
 
     return tell
-
-
-def _finish(run: RunFolder, distiller: Distiller, recipe: Recipe, data: Dataset, extra: dict, seconds: float) -> Result:
-    student = distiller.export()
-    test = eval_loader(recipe, data, data.test)
-    last = evaluate(student, test)
-    held = evaluate(student, eval_loader(recipe, data, data.val)) if len(data.val) else None
-    save_student(
-        student,
-        run.student,
-        model=recipe.student.model,
-        num_classes=data.num_classes,
-        classes=data.classes,
-        mean=data.mean,
-        std=data.std,
-    )
-    best: Accuracy | None = None
-    if run.best_on_validation.exists():
-        load_weights(student, run.best_on_validation)
-        best = evaluate(student, test)
-    result = Result(
-        last_test=last.top1,
-        last_test_top5=last.top5,
-        last_val=None if held is None else held.top1,
-        best_val=extra["best_val"],
-        best_val_epoch=extra["best_val_epoch"],
-        best_val_test=None if best is None else best.top1,
-        parameters=sum(parameter.numel() for parameter in student.parameters()),
-        epochs=recipe.train.epochs,
-        seconds=seconds,
-    )
-    run.finish(result)
-    return result

@@ -1,10 +1,13 @@
 """A run folder is self-sufficient: recipe, environment, metrics, fitted supervision, checkpoint, student, result."""
 
 import json
+import math
 import os
 import platform
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,9 +16,13 @@ from typing import Any
 import tomli_w
 
 from letkd.errors import RunError
-from letkd.files import write_whole
+from letkd.files import sweep, write_whole
+from letkd.processes import world
+from letkd.progress import say
 from letkd.recipes.schema import Recipe, validate
 
+# What a run folder may hold before it has a recipe: fitted supervision, and what a start that failed left.
+OURS = ("supervision", ".lock", "env.json")
 LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
 
 
@@ -44,21 +51,43 @@ class RunFolder:
         self.path, self.recipe = Path(path), recipe
         held = self.path / "recipe.toml"
         if held.exists():
-            changed = _differences(tomllib.loads(held.read_text()), json.loads(json.dumps(self._table())))
+            changed = _differences(_read_toml(held), json.loads(json.dumps(self._table())))
             if changed:
                 raise RunError(
                     f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it"
                 )
             return
-        if self.path.exists() and (not self.path.is_dir() or any(child.name != "supervision" for child in self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(_foreign(child) for child in self.path.iterdir())):
             raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
 
-    def begin(self) -> None:
-        """Write recipe and environment, unless an earlier start did."""
-        held = self.path / "recipe.toml"
-        if not held.exists():
-            write_whole(self.path / "env.json", json.dumps(environment(), indent=1).encode())
-            write_whole(held, tomli_w.dumps(self._table()).encode())
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"the run folder {self.path} could not be made: {error.strerror}; choose another with --out"
+            ) from None
+        with _held(self.path):
+            for folder in (self.path, self.last):
+                sweep(folder)
+            held, now = self.path / "recipe.toml", environment()
+            if held.exists():
+                self._tell_changes(now)
+            else:
+                write_whole(self.path / "env.json", json.dumps(now, indent=1).encode())
+                write_whole(held, tomli_w.dumps(self._table()).encode())
+            yield
+
+    def _tell_changes(self, now: dict[str, Any]) -> None:
+        try:
+            before = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        changed = [key for key in _differences(before, json.loads(json.dumps(now))) if key != "command"]
+        if changed and self.result is None:
+            say(f"{self.path}: began under other conditions ({', '.join(changed)} differ); the last digits may differ, too")
 
     def _table(self) -> dict[str, Any]:
         return self.recipe.model_dump(exclude_none=True)
@@ -76,18 +105,20 @@ class RunFolder:
         return self.path / "best_on_validation.safetensors"
 
     def log(self, row: dict[str, Any]) -> None:
-        """Add one epoch's row to metrics.jsonl."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Add one epoch's row to metrics.jsonl: all of it or nothing."""
+        rows = [*self.rows(before=row["epoch"]), row]
+        write_whole(self.path / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
-    def rewind(self, epoch: int) -> None:
-        """Drop the rows after `epoch`: they belong to work that a kill undid."""
+    def rows(self, *, before: float = math.inf) -> list[dict[str, Any]]:
+        """The rows of the epochs before one; those after it belong to work that a kill undid."""
         path = self.path / "metrics.jsonl"
-        if path.exists():
-            rows = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["epoch"] <= epoch]
-            write_whole(path, "".join(f"{line}\n" for line in rows).encode())
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            return [row for row in rows if row["epoch"] < before]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{path} is damaged ({error}); remove the run folder to start anew") from None
 
     def finish(self, result: Result) -> None:
         write_whole(self.path / "result.json", json.dumps(asdict(result), indent=1).encode())
@@ -103,14 +134,22 @@ def recipe_of(folder: str | Path) -> Recipe:
     path = Path(folder) / "recipe.toml"
     if not path.exists():
         raise RunError(f"{folder} is no run folder: it has no recipe.toml")
+    return validate(_read_toml(path), str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return validate(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
 
 
+def _foreign(path: Path) -> bool:
+    return path.name not in OURS and not (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
 def environment() -> dict[str, Any]:
-    """What could change the numbers: versions, machine, threads."""
+    """What could change the numbers: versions, machine, threads, processes."""
     import torch
 
     versions = {}
@@ -119,15 +158,45 @@ def environment() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "not installed"
+    cuda = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.machine(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "libraries": versions,
         "threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "processes": world(),
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "command": sys.argv[1:],
     }
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """A folder that one process holds: the system lets go of it when that process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise RunError(
+                f"{folder} is in use by another process ({file.read().strip() or 'unknown'}); wait for it, stop it, or choose another "
+                "folder with --out"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
 
 
 def _differences(held: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,0 +1,248 @@
+"""Nothing is lost: runs that are killed, stopped, damaged or out of disk end with the same bits as runs that were not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+
+import letkd.train.loop as loop
+from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
+from letkd.models.weights import read_state_dict
+from letkd.recipes import resolve
+from letkd.train.checkpoint import NAME, PREVIOUS
+from letkd.train.stop import polite_stop
+
+HERE = Path(__file__).parent
+SMALL = [
+    "data.fraction=0.05",
+    "data.batch_size=16",
+    "train.epochs=3",
+    "train.steps=3",
+    "student.model=resnet8_tiny",
+    "teacher.model=resnet14_tiny",
+]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    loop.train(resolve("digits/tiny/teacher", settings=SMALL), folder / "run")
+    return folder / "run" / "student.safetensors"
+
+
+def recipe_for(method, teacher, *settings):
+    given = {"teacher.weights": str(teacher), "teacher.model": "resnet14_tiny"}
+    if method == "ab":
+        given["phases"] = [{"epochs": 2, "weights": {"ce": 0.0, "ab": 1.0}}]
+    return resolve("digits/tiny", method=method, overrides=given, settings=[*SMALL, *settings])
+
+
+def same_end(one: Path, two: Path, *, pythons_stream: bool = False) -> None:
+    """The same weights, metrics, random streams and result, but for the time they took.
+
+    Args:
+        pythons_stream: compare it, too. Not within these tests' own process, where the type checks draw from it.
+    """
+    for name in ("student.safetensors", "best_on_validation.safetensors", f"last/{NAME}"):
+        a, b = (read_state_dict(path / name) for path in (one, two))
+        assert a.keys() == b.keys()
+        if not pythons_stream:
+            a.pop("random.python", None)
+        assert [key for key in a if not torch.equal(a[key], b[key])] == [], name
+    rows = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (one, two)]
+    rows.append(json.loads((one / "result.json").read_text()))
+    rows.append(json.loads((two / "result.json").read_text()))
+    for row in (*rows[0], *rows[1], *rows[2:]):
+        row.pop("seconds")
+    assert rows[0] == rows[1]
+    assert rows[2] == rows[3]
+
+
+@pytest.mark.parametrize(("method", "seed"), [("ce", 1), ("letkd-2", 2), ("crd", 3), ("ab", 4)])
+def test_a_run_killed_anywhere_ends_with_the_same_bits(method, seed, teacher, tmp_path):
+    recipe = recipe_for(method, teacher)
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
+    killed = {}
+    for name, kills in (("whole", 0), ("killed", 6)):
+        storm = [sys.executable, str(HERE / "kill_storm.py"), tmp_path / "recipe.toml", tmp_path / name, str(seed), str(kills)]
+        done = subprocess.run(storm, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr[-3000:]
+        killed[name] = int(done.stdout.split()[1])
+    assert killed["whole"] == 0
+    assert killed["killed"] >= 3, "hardly a storm"
+    same_end(tmp_path / "whole", tmp_path / "killed", pythons_stream=True)
+
+
+def stopped_after(steps: int, monkeypatch):
+    """Train until so many steps are done, then behave as if a signal had come."""
+    heed, count = loop._Run._heed, [0]
+
+    def counted(self):
+        count[0] += 1
+        self.wish.asked = count[0] == steps
+        heed(self)
+
+    monkeypatch.setattr(loop._Run, "_heed", counted)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7)])
+def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, teacher, tmp_path, monkeypatch):
+    recipe = recipe_for(method, teacher)
+    loop.train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stopped_after(steps, patch)
+        with pytest.raises(Stopped, match=rf"stopped in epoch {1 + (steps - 1) // 3} of {5 if method == 'ab' else 3}"):
+            loop.train(recipe, tmp_path / "stopped")
+    torch.manual_seed(123)  # whatever happened in between
+    loop.train(recipe, tmp_path / "stopped")
+    same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_step_end_and_the_exit_code_says_resume_me(number, teacher, tmp_path):
+    settings = [part for text in [*SMALL, "train.epochs=500"] for part in ("--set", text)]
+    command = [sys.executable, "-m", "letkd", "train", "digits/tiny/letkd-1", "--teacher-weights", str(teacher), *settings]
+    run = subprocess.Popen([*command, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(1200):
+        if metrics.exists() or run.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert metrics.exists()
+    run.send_signal(number)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 75, err
+    assert "letkd: stopped in epoch" in err
+    assert "Traceback" not in err
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1))
+    assert (tmp_path / "run" / "last" / NAME).exists()
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_a_second_ctrl_c_is_meant():
+    with polite_stop() as wish:
+        signal.raise_signal(signal.SIGINT)
+        assert wish.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone", "foreign"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teacher, tmp_path, monkeypatch, capsys):
+    recipe = recipe_for("crd", teacher)
+    loop.train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stopped_after(7, patch)
+        with pytest.raises(Stopped):
+            loop.train(recipe, tmp_path / "run")
+    last = tmp_path / "run" / "last" / NAME
+    content = bytearray(last.read_bytes())
+    content[len(content) * 2 // 3] ^= 0x10
+    changed = {"cut": content[: len(content) // 2], "flip": content, "empty": b"", "foreign": b"\x80\x04K\x01."}
+    if damage == "gone":  # a kill between the two renames
+        last.unlink()
+    else:
+        last.write_bytes(bytes(changed[damage]))
+    monkeypatch.setattr("letkd.progress._quiet", False)
+    loop.train(recipe, tmp_path / "run")
+    told = capsys.readouterr().err
+    assert "goes on after epoch 2" in told
+    if damage != "gone":
+        assert f"{last} is damaged" in told
+        assert "the checkpoint before it is used" in told
+    same_end(tmp_path / "whole", tmp_path / "run")
+
+
+def test_two_damaged_checkpoints_are_not_taken_for_a_new_run(teacher, tmp_path, monkeypatch):
+    recipe = recipe_for("ce", teacher)
+    with monkeypatch.context() as patch:
+        stopped_after(7, patch)
+        with pytest.raises(Stopped):
+            loop.train(recipe, tmp_path / "run")
+    for name in (NAME, PREVIOUS):
+        (tmp_path / "run" / "last" / name).write_bytes(b"nothing of use")
+    with pytest.raises(CheckpointError, match="holds no checkpoint that is whole; remove it to start the run anew"):
+        loop.train(recipe, tmp_path / "run")
+
+
+def test_a_full_disk_is_told_and_the_last_checkpoint_is_intact(teacher, tmp_path):
+    """A real limit of the system on the size of files, between that of a row of metrics and that of a checkpoint."""
+    recipe = recipe_for("ce", teacher, "train.epochs=4")
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
+    code = """
+import resource, signal, sys
+from letkd.recipes import resolve
+import letkd.train.loop as loop
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+save, calls = loop.save_checkpoint, []
+def save_until_full(*args):
+    calls.append(1)
+    if len(calls) == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, resource.RLIM_INFINITY))
+    save(*args)
+loop.save_checkpoint = save_until_full
+loop.train(resolve(sys.argv[1]), sys.argv[2])
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "RunError" in done.stderr
+    assert "there is no space left for" in done.stderr
+    assert "Make room" in done.stderr
+    loop.train(recipe, tmp_path / "run")
+    loop.train(recipe, tmp_path / "whole")
+    same_end(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_made(teacher, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"the run folder .* could not be made: Not a directory; choose another with --out"):
+        loop.train(recipe_for("ce", teacher), tmp_path / "file" / "run")
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights(teacher, tmp_path, monkeypatch):
+    recipe = recipe_for("letkd-1", teacher)
+    forward = loop.Distiller.forward
+    calls = []
+
+    def poisoned(self, batch):
+        step = forward(self, batch)
+        calls.append(1)
+        if len(calls) == 5:  # finite itself; its gradient is not
+            weight = self.student.fc.weight
+            step.loss = step.loss + (weight - weight.detach()).abs().sqrt().sum()
+        return step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Distiller, "forward", poisoned)
+        with pytest.raises(
+            NonFiniteError, match=r"gradient of 'student\.fc\.weight' became NaN .* in epoch 2, step 2 \(terms: ce="
+        ):
+            loop.train(recipe, tmp_path / "run")
+    loop.train(recipe, tmp_path / "run")
+    loop.train(recipe, tmp_path / "whole")
+    same_end(tmp_path / "whole", tmp_path / "run")
+
+
+def test_clipping_bounds_the_gradient(teacher, tmp_path, monkeypatch):
+    norms = []
+    step = torch.optim.SGD.step
+
+    def spy(self, *args):
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(grads)))
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spy)
+    loop.train(recipe_for("ce", teacher, "optim.clip=0.5", "train.epochs=1"), tmp_path / "clipped")
+    clipped, norms[:] = list(norms), []
+    loop.train(recipe_for("ce", teacher, "train.epochs=1"), tmp_path / "free")
+    assert max(norms) > 0.6
+    assert max(clipped) <= 0.5 * 1.0001
