@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from letkd.data import Augment, Loader, Split
-from letkd.data.base import normalise, stratified
+from letkd.data import Augment, CropFlip, Loader, ResizedCropFlip, RotateFlip, Split
+from letkd.data.base import stratified
+from letkd.data.loader import normalise
 from letkd.errors import DataError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -69,7 +70,7 @@ def test_drop_last_gives_whole_batches_only(n, b, seed):
 @settings(deadline=None, max_examples=30)
 @given(seed=seeds, epoch=epochs)
 def test_same_seed_and_epoch_same_batches_whatever_the_global_generators_do(seed, epoch):
-    options = {"seed": seed, "shuffle": True, "augment": Augment()}
+    options = {"seed": seed, "shuffle": True, "augment": CropFlip()}
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
@@ -85,21 +86,86 @@ def test_same_seed_and_epoch_same_batches_whatever_the_global_generators_do(seed
 @settings(deadline=None, max_examples=30)
 @given(seed=seeds, epoch=epochs)
 def test_another_epoch_or_seed_gives_another_order_and_other_crops(seed, epoch):
-    options = {"shuffle": True, "augment": Augment()}
+    options = {"shuffle": True, "augment": CropFlip()}
     for other in (batches(40, 40, epoch + 1, seed=seed, **options), batches(40, 40, epoch, seed=seed + 1, **options)):
         this = batches(40, 40, epoch, seed=seed, **options)
         assert not torch.equal(this[0].index, other[0].index)
         assert not torch.equal(this[0].x[this[0].index.argsort()], other[0].x[other[0].index.argsort()])
 
 
+augments = st.sampled_from([None, Augment(), CropFlip(), RotateFlip(), ResizedCropFlip()])
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=sizes, b=st.integers(1, 20), epoch=epochs, augment=augments, shuffle=st.booleans(), drop=st.booleans(), data=st.data())
+def test_an_epoch_begun_later_goes_on_as_the_whole_one(n, b, epoch, augment, shuffle, drop, data):
+    loader = Loader(a_split(n), min(b, n), mean=MEAN, std=STD, augment=augment, shuffle=shuffle, drop_last=drop, seed=3)
+    loader.set_epoch(epoch)
+    whole = list(loader)
+    start = data.draw(st.integers(0, len(whole)))
+    loader.set_epoch(epoch, start=start)
+    assert same(whole[start:], list(loader))
+    assert len(loader) == len(whole)
+    loader.set_epoch(epoch)
+    assert same(whole, list(loader))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    n=sizes,
+    b=st.integers(1, 20),
+    world=st.integers(1, 5),
+    epoch=epochs,
+    augment=augments,
+    drop=st.booleans(),
+    start=st.integers(0, 1),
+)
+def test_the_parts_of_all_processes_make_up_the_one_process_batch(n, b, world, epoch, augment, drop, start):
+    options = {"mean": MEAN, "std": STD, "augment": augment, "shuffle": True, "drop_last": drop and b <= n, "seed": 7}
+    if world > b:
+        with pytest.raises(DataError, match=f"batch_size={b} for {world} processes"):
+            Loader(a_split(n), b, rank=0, world=world, **options)
+        return
+    alone = Loader(a_split(n), b, **options)
+    ranks = [Loader(a_split(n), b, rank=rank, world=world, **options) for rank in range(world)]
+    for loader in (alone, *ranks):
+        loader.set_epoch(epoch, start=min(start, len(loader)))
+    walks = [list(loader) for loader in ranks]
+    assert {len(walk) for walk in walks} == {len(list(alone))}
+    for batch, *parts in zip(alone, *walks, strict=True):
+        assert torch.equal(batch.x, torch.cat([part.x for part in parts]))
+        assert torch.equal(batch.y, torch.cat([part.y for part in parts]))
+        assert torch.equal(batch.index, torch.cat([part.index for part in parts]))
+        counts = [len(part.y) for part in parts]
+        assert max(counts) - min(counts) <= 1
+        assert counts == sorted(counts, reverse=True)
+        assert min(counts) > 0 or len(batch.y) < world
+
+
+def test_a_process_without_a_part_of_the_last_batch_gets_it_empty():
+    last = [list(Loader(a_split(9), 8, mean=MEAN, std=STD, rank=rank, world=3))[-1] for rank in range(3)]
+    assert [len(batch.y) for batch in last] == [1, 0, 0]
+    assert last[2].x.shape == (0, 3, 8, 8)
+
+
+def test_wrong_ranks_and_starts():
+    for rank, world in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(DataError, match=f"rank={rank} of world={world}: ranks count from 0"):
+            Loader(a_split(4), 2, mean=MEAN, std=STD, rank=rank, world=world)
+    loader = Loader(a_split(4), 2, mean=MEAN, std=STD)
+    for start in (3, -1):
+        with pytest.raises(DataError, match=f"batch {start} asked of a loader as the first of an epoch, which has 2"):
+            loader.set_epoch(1, start=start)
+
+
 def test_the_order_does_not_depend_on_the_augmentation():
-    plain, augmented = (batches(40, 7, seed=5, shuffle=True, augment=a) for a in (None, Augment()))
+    plain, augmented = (batches(40, 7, seed=5, shuffle=True, augment=a) for a in (None, CropFlip()))
     assert all(torch.equal(p.index, q.index) for p, q in zip(plain, augmented, strict=True))
     assert not any(torch.equal(p.x, q.x) for p, q in zip(plain, augmented, strict=True))
 
 
 def test_two_walks_at_once_do_not_disturb_each_other():
-    loader = Loader(a_split(20), 4, mean=MEAN, std=STD, shuffle=True, augment=Augment())
+    loader = Loader(a_split(20), 4, mean=MEAN, std=STD, shuffle=True, augment=CropFlip())
     alone = list(loader)
     first, second = zip(*((p, q) for p, q in zip(loader, loader, strict=True)), strict=True)
     assert same(alone, first)

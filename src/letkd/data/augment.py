@@ -1,12 +1,17 @@
-"""Random crops and mirror images of a whole batch at once."""
+"""Random crops, rotations and mirror images: what is drawn at random, apart from what is then done to the images."""
 
+import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Float64, Int64, UInt8
+from PIL import Image
 from torch import Tensor
 
+from letkd.data.pictures import as_picture, as_tensor, centred
 from letkd.errors import DataError
+
+TRIES = 10  # boxes drawn for a resized crop before the image is given up as too long for all of them
 
 
 def crop_flip(
@@ -36,15 +41,101 @@ def crop_flip(
     col = (w - 1) - ((w - 1) - col.abs()).abs()
     if mode == "zero":
         row, col = row.clamp(0, h - 1), col.clamp(0, w - 1)
-    source = (row[:, :, None] * w + col[:, None, :]).flatten(1)[:, None]  # [b 1 h·w]
-    cut = images.flatten(2).gather(2, source.expand(-1, images.shape[1], -1)).view_as(images)
+    cut = _moved(images, row[:, :, None] * w + col[:, None, :])
     if mode == "zero":
         cut *= (inside_row[:, :, None] & inside_col[:, None, :])[:, None]
     return cut
 
 
-@dataclass(frozen=True)
+def rotate_flip(
+    images: UInt8[Tensor, "b c h w"], degrees: Float64[Tensor, " b"], *, flip: Bool[Tensor, " b"]
+) -> UInt8[Tensor, "b c h w"]:
+    """Turns every image about its centre, then mirrors it where `flip` says so.
+
+    Each pixel takes the nearest one of the image, black where there is none: what Pillow's `rotate` does when nothing else is
+    asked, and with it the field's Tiny-ImageNet recipes.
+
+    Args:
+        degrees: counter-clockwise.
+    """
+    h, w = images.shape[-2:]
+    x = torch.arange(w, dtype=torch.float64) + 0.5 - w / 2
+    y = torch.arange(h, dtype=torch.float64)[:, None] + 0.5 - h / 2
+    x = torch.where(flip[:, None, None], -x, x)  # [b 1 w]
+    cos, sin = (f(degrees.deg2rad())[:, None, None] for f in (torch.cos, torch.sin))
+    col = (cos * x - sin * y + w / 2).floor().long()  # [b h w], in the image before the turn
+    row = (sin * x + cos * y + h / 2).floor().long()
+    inside = (row >= 0) & (row < h) & (col >= 0) & (col < w)
+    return _moved(images, row.clamp(0, h - 1) * w + col.clamp(0, w - 1)).mul_(inside[:, None])
+
+
+def _moved(images: UInt8[Tensor, "b c h w"], source: Int64[Tensor, "b h w"]) -> UInt8[Tensor, "b c h w"]:
+    """Each pixel from `source`, its place in the flattened image."""
+    return images.flatten(2).gather(2, source.flatten(1)[:, None].expand(-1, images.shape[1], -1)).view_as(images)
+
+
+def resized_crop_box(
+    w: int,
+    h: int,
+    shape: Float64[Tensor, "tries 2"],
+    place: Float64[Tensor, "2"],
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a random part of a w x h image.
+
+    Its share of the area is uniform in `scale`, its width over its height log-uniform in `ratio`. The first of the tries that
+    fits is taken; where none does, the largest part in the centre whose ratio is allowed.
+
+    Args:
+        shape: uniform numbers from 0 to 1: for each try one for the area, one for the ratio.
+        place: likewise, for top and left.
+    """
+    low, high = (math.log(r) for r in ratio)
+    for area, aspect in shape.tolist():
+        part = (scale[0] + (scale[1] - scale[0]) * area) * w * h
+        wide = math.exp(low + (high - low) * aspect)
+        cw, ch = round(math.sqrt(part * wide)), round(math.sqrt(part / wide))
+        if 0 < cw <= w and 0 < ch <= h:
+            top, left = (int(u * (free + 1)) for u, free in zip(place.tolist(), (h - ch, w - cw), strict=True))
+            return left, top, left + cw, top + ch
+    cw = min(w, max(round(h * ratio[1]), 1))
+    ch = min(h, max(round(w / ratio[0]), 1))
+    left, top = (w - cw) // 2, (h - ch) // 2
+    return left, top, left + cw, top + ch
+
+
 class Augment:
+    """What is done to images on their way to a network; this one does nothing and is the base of the others.
+
+    All random numbers are drawn first, by `draw`, for a whole batch; the rest is a function of them. So a part of a batch gets
+    exactly what it would get in the whole, in whatever process it is made.
+    """
+
+    def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The random numbers of the next `b` images: tensors of `b` rows."""
+        return ()
+
+    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
+        """A decoded file as an image of `size` x `size`: here the view of evaluation. The draws are its own rows."""
+        return centred(picture, size, resize)
+
+    def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
+        """What remains to be done to images that `picture` gave."""
+        return images
+
+    def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
+        """All of it, for images of one size that are held in memory."""
+        return self.batch(images, *draws)
+
+
+def _coins(b: int, generator: torch.Generator, flip: bool) -> Bool[Tensor, " b"]:
+    return torch.randint(2, (b,), generator=generator) == 1 if flip else torch.zeros(b, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class CropFlip(Augment):
     """The random crop and flip of the CIFAR recipes; the authors use `pad=4`, `reflect` and flips.
 
     Args:
@@ -67,10 +158,9 @@ class Augment:
         """The `top`, `left` and `flip` of the next `b` images."""
         top = torch.randint(2 * self.pad + 1, (b,), generator=generator)
         left = torch.randint(2 * self.pad + 1, (b,), generator=generator)
-        flip = torch.randint(2, (b,), generator=generator) == 1 if self.flip else torch.zeros(b, dtype=torch.bool)
-        return top, left, flip
+        return top, left, _coins(b, generator, self.flip)
 
-    def __call__(self, images: UInt8[Tensor, "b c h w"], generator: torch.Generator) -> UInt8[Tensor, "b c h w"]:
+    def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
         h, w = images.shape[-2:]
         if self.mode == "reflect" and self.pad >= min(h, w):
             raise DataError(
@@ -79,5 +169,66 @@ class Augment:
             )
         if self.pad == 0 and not self.flip:
             return images
-        top, left, flip = self.draw(len(images), generator)
+        top, left, flip = draws
         return crop_flip(images, top, left, flip=flip, pad=self.pad, mode=self.mode)
+
+
+@dataclass(frozen=True)
+class RotateFlip(Augment):
+    """The rotation and flip of the Tiny-ImageNet recipes; the authors use ±20°.
+
+    Args:
+        degrees: the angle is uniform between minus and plus this.
+        flip: as for `CropFlip`.
+    """
+
+    degrees: float = 20.0
+    flip: bool = True
+
+    def __post_init__(self):
+        if not 0 <= self.degrees <= 180:
+            raise DataError(f"augmentation with degrees={self.degrees}: the largest angle is 0 to 180")
+
+    def draw(self, b: int, generator: torch.Generator) -> tuple[Float64[Tensor, " b"], Bool[Tensor, " b"]]:
+        """The `degrees` and `flip` of the next `b` images."""
+        turn = self.degrees * (2 * torch.rand(b, generator=generator, dtype=torch.float64) - 1)
+        return turn, _coins(b, generator, self.flip)
+
+    def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
+        turn, flip = draws
+        return rotate_flip(images, turn, flip=flip)
+
+
+@dataclass(frozen=True)
+class ResizedCropFlip(Augment):
+    """The random part of the image, scaled to the network's size (bilinear), and the flip of the ImageNet recipes.
+
+    Args:
+        scale: from and to which share of the image's area.
+        ratio: from and to which width over height.
+        flip: as for `CropFlip`.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = True
+
+    def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Bool[Tensor, " b"]]:
+        """The `shape` and `place` of `resized_crop_box`, and `flip`; as many numbers whatever the images' sizes."""
+        shape = torch.rand(b, TRIES, 2, generator=generator, dtype=torch.float64)
+        place = torch.rand(b, 2, generator=generator, dtype=torch.float64)
+        return shape, place, _coins(b, generator, self.flip)
+
+    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
+        return self._cut(picture, (size, size), *draws)
+
+    def _cut(self, picture: Image.Image, size: tuple[int, int], shape: Tensor, place: Tensor, flip: Tensor) -> Image.Image:
+        box = resized_crop_box(*picture.size, shape, place, scale=self.scale, ratio=self.ratio)
+        # Cut first: with resize(box=…) the filter would look at pixels outside the box.
+        cut = picture.crop(box).resize(size, Image.Resampling.BILINEAR)
+        return cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if bool(flip) else cut
+
+    def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
+        h, w = images.shape[-2:]
+        cut = [as_tensor(self._cut(as_picture(image), (w, h), *rows)) for image, *rows in zip(images, *draws, strict=True)]
+        return torch.stack(cut) if cut else images

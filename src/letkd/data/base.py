@@ -1,28 +1,55 @@
-"""Images in memory: Split, Dataset, Loader, and load_data, which finds a data set by its name."""
+"""Splits of images, Dataset, and load_data, which finds a data set by its name."""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from letkd.batch import Batch
 from letkd.data.augment import Augment
 from letkd.errors import DataError, nearest
 
-Reader = Callable[[Path | None], "Dataset"]
-READERS: dict[str, Reader] = {}
+Request = tuple[Tensor, tuple[Tensor, ...]]  # which images [b], and the numbers drawn for them, b rows each
+
+
+class AnySplit(Protocol):
+    """What every split has, wherever its images are."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 `[n]`."""
+        ...
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that `read` gives."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def subset(self, index: Int64[Tensor, " m"] | Bool[Tensor, " n"]) -> "AnySplit":
+        """The images at `index` (positions, in that order, or a mask)."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A name for the content."""
+        ...
+
+    def read(self, requests: Iterable[Request], augment: Augment) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
+        """The images of each request, augmented with its draws, in the requests' order; it may look at some ahead."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and their labels, checked when made. The tensors are shared, not copied: do not write to them.
+    """Images in memory and their labels, checked when made. The tensors are shared, not copied: do not write to them.
 
     Args:
         images: uint8 `[n 3 h w]`.
@@ -45,15 +72,23 @@ class Split:
             at = int(bad[0])
             raise DataError(f"the label at index {at} of a split is {int(self.labels[at])}; labels count from 0")
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        h, w = self.images.shape[-2:]
+        return h, w
+
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, index: Int64[Tensor, " m"] | Bool[Tensor, " n"]) -> "Split":
-        """The images at `index` (positions, in that order, or a mask)."""
         return Split(self.images[index], self.labels[index])
 
+    def read(self, requests: Iterable[Request], augment: Augment) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
+        for index, draws in requests:
+            yield augment(self.images[index], *draws)
+
     def fingerprint(self) -> str:
-        """A name for the content: SHA-256 over shapes, images and labels. Worked out once."""
+        """SHA-256 over shapes, images and labels. Worked out once."""
         return self._sha256
 
     @cached_property
@@ -78,9 +113,9 @@ class Dataset:
     """
 
     name: str
-    train: Split
-    val: Split
-    test: Split
+    train: AnySplit
+    val: AnySplit
+    test: AnySplit
     classes: tuple[str, ...]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -102,76 +137,45 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that networks get."""
+        return self.train.image_size
 
-def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequence[float]) -> Float32[Tensor, "b c h w"]:
-    """(images / 255 − mean) / std, channel by channel."""
-    m, s = (255 * torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (mean, std))
-    return images.to(torch.float32).sub_(m.to(torch.float32)).div_(s.to(torch.float32))
 
-
-class Loader:
-    """Batches of a split. The same seed and epoch give the same batches, whatever else draws random numbers.
+@dataclass(frozen=True)
+class Reading:
+    """How image files are read; data sets that do not come as image files have no use for it.
 
     Args:
-        mean: of each channel, see `Dataset`.
-        std: likewise.
-        augment: drawn anew for every image of every epoch.
-        shuffle: another order every epoch; without it, the order of the split.
-        drop_last: leaves out the last batch where it is smaller than the others.
-        seed: of order and augmentation, together with the epoch.
+        size: side of the square images that networks get; the data set's own where not given.
+        resize: what the shorter side of a file is scaled to before the centre is cut out; 8/7 of `size` where not given,
+            which is 256 for 224.
+        workers: processes that decode; 0 for none but this one.
+        corrupt: `refuse` stops at a file that cannot be decoded and at a class folder without images; `skip` decodes every file
+            once beforehand and leaves such files and folders out, so that all that follows is as if they were not there.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        batch_size: int,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        augment: Augment | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int = 0,
-    ):
-        if batch_size < 1:
-            raise DataError(f"a loader with batch_size={batch_size}: a batch has 1 image or more")
-        if drop_last and 0 < len(split) < batch_size:
+    size: int | None = None
+    resize: int | None = None
+    workers: int = 0
+    corrupt: str = "refuse"
+
+    def __post_init__(self):
+        if self.size is not None and self.size < 1:
+            raise DataError(f"images of size={self.size}: a side has 1 pixel or more")
+        if self.size and self.resize and self.resize < self.size:
             raise DataError(
-                f"a loader with batch_size={batch_size} and drop_last would leave out all {len(split)} images of its split; "
-                f"choose a batch_size of {len(split)} or less"
+                f"images of size={self.size} cut from resize={self.resize}: the cut is larger than what it is cut from"
             )
-        if seed < 0:
-            raise DataError(f"a loader with seed={seed}: seeds are 0 or more")
-        self.split, self.batch_size = split, batch_size
-        self.mean, self.std, self.augment = mean, std, augment
-        self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
-        self.epoch = 1
+        if self.workers < 0:
+            raise DataError(f"workers={self.workers} to decode images: it is 0 or more")
+        if self.corrupt not in ("refuse", "skip"):
+            raise DataError(f"corrupt={self.corrupt!r}: there are 'refuse' and 'skip'")
 
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch, counted from 1, whose batches come next."""
-        if epoch < 1:
-            raise DataError(f"epoch {epoch} asked of a loader: epochs count from 1")
-        self.epoch = epoch
 
-    def __len__(self) -> int:
-        whole, rest = divmod(len(self.split), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches(self.epoch)
-
-    def _batches(self, epoch: int) -> Iterator[Batch]:
-        # The order is drawn first, so it is the same whether or not the images are augmented.
-        mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1)
-        generator = torch.Generator().manual_seed(int(mixed[0]))
-        n = len(self.split)
-        order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
-        for k in range(len(self)):
-            index = order[k * self.batch_size : (k + 1) * self.batch_size]
-            images = self.split.images[index]
-            if self.augment is not None:
-                images = self.augment(images, generator)
-            yield Batch(normalise(images, self.mean, self.std), self.split.labels[index], index, epoch)
+Reader = Callable[[Path | None, Reading], Dataset]
+READERS: dict[str, Reader] = {}
 
 
 def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed: Sequence[int]) -> Bool[Tensor, " n"]:
@@ -190,7 +194,7 @@ def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed
 
 
 def reader(name: str) -> Callable[[Reader], Reader]:
-    """Registers a function that gives a data set from its folder: official training images as `train`, `val` empty."""
+    """Registers a function that gives a data set from its folder: all training images as `train`, `val` empty if not its own."""
 
     def register(read: Reader) -> Reader:
         READERS[name] = read
@@ -200,15 +204,25 @@ def reader(name: str) -> Callable[[Reader], Reader]:
 
 
 def load_data(
-    name: str, *, root: str | os.PathLike[str] | None = None, val: float = 0.1, fraction: float = 1.0, seed: int = 0
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    val: float = 0.1,
+    fraction: float = 1.0,
+    seed: int = 0,
+    size: int | None = None,
+    resize: int | None = None,
+    workers: int = 0,
+    corrupt: str = "refuse",
 ) -> Dataset:
-    """A data set by its name, with a validation split held out from its official training images.
+    """A data set by its name, with a validation split held out from its training images where it has none of its own.
 
     Args:
         root: the folder with the official files; digits needs none.
         val: share of every class's training images held out.
         fraction: share of every class's remaining training images kept, at least one; a smaller one is part of a larger.
         seed: of these two draws alone. Not a run's seed: runs are compared on the same images. The test split never changes.
+        size: this and the rest are for image files, see `Reading`.
     """
     if name not in READERS:
         raise DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
@@ -218,9 +232,13 @@ def load_data(
         raise DataError(f"fraction={fraction} asked of {name}: the share of training images kept is more than 0, at most 1")
     if not 0 <= seed < 2**32:
         raise DataError(f"seed={seed} asked of {name}: the seed of its splits is 0 or more and less than 2^32")
-    data = READERS[name](None if root is None else Path(root).expanduser())
+    reading = Reading(size=size, resize=resize, workers=workers, corrupt=corrupt)
+    data = READERS[name](None if root is None else Path(root).expanduser(), reading)
+    if size is not None and data.image_size != (size, size):
+        h, w = data.image_size
+        raise DataError(f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave data.size out")
     train, held = data.train, data.val
-    if val > 0:
+    if val > 0 and not len(held):
         mask = stratified(train.labels, lambda n: min(int(val * n + 0.5), n - 1), seed=(seed, 1))
         train, held = train.subset(~mask), train.subset(mask)
     if fraction < 1:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from letkd.data.base import Dataset, Split, reader
+from letkd.data.base import Dataset, Reading, Split, reader
 from letkd.data.pickles import Array, as_text, read_pickle
 from letkd.errors import DataError
 
@@ -85,13 +85,13 @@ CLASSES100 = tuple(str(c) for c in range(100))
 
 
 @reader("cifar10")
-def read_cifar10(root: Path | None = None) -> Dataset:
+def read_cifar10(root: Path | None, reading: Reading) -> Dataset:
     """The ten classes of CIFAR-10."""
     return _read("cifar10", CIFAR10, root, CLASSES10)
 
 
 @reader("cifar100")
-def read_cifar100(root: Path | None = None) -> Dataset:
+def read_cifar100(root: Path | None, reading: Reading) -> Dataset:
     """The hundred fine classes of CIFAR-100."""
     return _read("cifar100", CIFAR100, root, CLASSES100)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from letkd.data.base import Dataset, Split, reader, stratified
+from letkd.data.base import Dataset, Reading, Split, reader, stratified
 
 # Of the 1,077 training images; grey, so the same for all three channels.
 MEAN = 0.3054
@@ -14,7 +14,7 @@ TEST_PER_CLASS = 72
 
 
 @reader("digits")
-def read_digits(root: Path | None = None) -> Dataset:
+def read_digits(root: Path | None, reading: Reading) -> Dataset:
     """1,797 grey images of 8x8 as 32x32 in three channels; 72 images of each digit, always the same, are the test split."""
     from sklearn.datasets import load_digits
 

@@ -19,8 +19,19 @@ class Data(_Table):
     val: float = Field(ge=0, lt=1)
     fraction: float = Field(gt=0, le=1)
     batch_size: int = Field(ge=1)
+    augment: Literal["crop", "rotate", "resized-crop", "none"]
     crop: int = Field(ge=0)
     padding: Literal["reflect", "zero"]
+    rotation: float = Field(ge=0, le=180)
+    flip: bool | None = Field(default=None, description="random mirror images; as the data set says where not given")
+    size: int | None = Field(
+        default=None, ge=1, description="side of the images that networks get; the data set's own if not given"
+    )
+    resize: int | None = Field(
+        default=None, ge=1, description="shorter side before the centre is cut out; 8/7 of size if not given"
+    )
+    workers: int = Field(ge=0)
+    corrupt: Literal["refuse", "skip"]
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
 

@@ -1,33 +1,49 @@
 """From a recipe to what a run works with: data, loaders, networks, the distiller and its offline parts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from letkd.data import Augment, Dataset, Loader, Split, load_data
+from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, load_data
 from letkd.distiller import Distiller
 from letkd.errors import RecipeError, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
 from letkd.processes import rank, world
-from letkd.recipes.schema import Network, Recipe
+from letkd.recipes.schema import Data, Network, Recipe
+
+AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
+    "none": lambda table, flip: Augment(),
+    "crop": lambda table, flip: CropFlip(pad=table.crop, mode=table.padding, flip=flip),
+    "rotate": lambda table, flip: RotateFlip(degrees=table.rotation, flip=flip),
+    "resized-crop": lambda table, flip: ResizedCropFlip(flip=flip),
+}
 
 
 def read_data(recipe: Recipe) -> Dataset:
     """The recipe's data set, with the recipe's normalisation where it has one of its own."""
     table = recipe.data
-    data = load_data(table.name, root=table.root, val=table.val, fraction=table.fraction)
-    return replace(data, mean=table.mean or data.mean, std=table.std or data.std)
+    data = load_data(
+        table.name,
+        root=table.root,
+        val=table.val,
+        fraction=table.fraction,
+        size=table.size,
+        resize=table.resize,
+        workers=table.workers,
+        corrupt=table.corrupt,
+    )
+    flip = data.flip if table.flip is None else table.flip
+    return replace(data, mean=table.mean or data.mean, std=table.std or data.std, flip=flip)
 
 
 def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1) -> Loader:
     """Shuffled and augmented, the last incomplete batch dropped, as the authors do; of several processes, one's part."""
-    table = recipe.data
-    augment = Augment(pad=table.crop, mode=table.padding, flip=data.flip)
-    size = min(table.batch_size, len(data.train))
+    size = min(recipe.data.batch_size, len(data.train))
     if size % world:
         raise RecipeError(f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}")
     return Loader(
@@ -35,7 +51,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         size,
         mean=data.mean,
         std=data.std,
-        augment=augment,
+        augment=AUGMENTS[recipe.data.augment](recipe.data, data.flip),
         shuffle=True,
         drop_last=True,
         seed=recipe.train.seed,
@@ -44,7 +60,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
     )
 
 
-def eval_loader(recipe: Recipe, data: Dataset, split: Split, *, rank: int = 0, world: int = 1) -> Loader:
+def eval_loader(recipe: Recipe, data: Dataset, split: AnySplit, *, rank: int = 0, world: int = 1) -> Loader:
     """In order, not augmented, each image once: for evaluation and for the offline fits; of several processes, one's part."""
     size = max(recipe.data.batch_size, 128)
     return Loader(split, size, mean=data.mean, std=data.std, rank=rank, world=world)
@@ -69,7 +85,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
     teacher = build_network(recipe.teacher, data)
-    example = torch.zeros(1, *data.train.images.shape[1:])
+    example = torch.zeros(1, 3, *data.image_size)
     return Distiller(
         student,
         teacher,

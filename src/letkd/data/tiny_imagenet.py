@@ -1,0 +1,53 @@
+"""Tiny-ImageNet-200 from its official folder: 200 classes, 64x64, decoded once and held in memory (1.3 GB)."""
+
+from pathlib import Path
+
+import torch
+
+from letkd.data.base import Dataset, Reading, reader
+from letkd.data.folder import need_folder, with_size
+from letkd.data.listing import Listing, as_splits, list_classes
+from letkd.data.wordnet import list_flat, named, read_words
+from letkd.errors import DataError
+
+FOLDER = "tiny-imagenet-200"
+# What the authors and the field normalise with.
+MEAN = (0.4802, 0.4481, 0.3975)
+STD = (0.2302, 0.2265, 0.2262)
+SIZE = 64
+
+
+def list_tiny_imagenet(root: Path | None) -> tuple[Path, dict[str, Listing]]:
+    """Where the official folder is (`root` or a folder of its own name in it), and its training and validation images."""
+    what = f"the unpacked {FOLDER}.zip (`letkd data get tiny-imagenet`)"
+    root = need_folder("tiny-imagenet", root, what)
+    home = root / FOLDER if (root / FOLDER / "train").is_dir() else root
+    for part in ("train", "val"):
+        if not (home / part).is_dir():
+            raise DataError(f"tiny-imagenet was asked from {root}, which has no folder {part}; it is read from {what}")
+    return home, {"train": list_classes(home, home / "train"), "test": _list_val(home)}
+
+
+def _list_val(home: Path) -> Listing:
+    """By its annotations; or by class folders, into which many people sort these images."""
+    notes = home / "val" / "val_annotations.txt"
+    if not notes.is_file() or not (home / "val" / "images").is_dir():
+        return list_classes(home, home / "val")
+    owners = {}
+    for k, line in enumerate(notes.read_text("utf-8", "replace").splitlines(), start=1):
+        fields = line.split("\t")
+        if len(fields) < 2 or "/" in fields[0] or fields[0] in ("", ".", ".."):
+            raise DataError(f"line {k} of {notes} is no file name and class with a tab between: unpack {FOLDER}.zip again")
+        owners[fields[0]] = fields[1]
+    return list_flat(home, home / "val" / "images", owners, notes.name)
+
+
+@reader("tiny-imagenet")
+def read_tiny_imagenet(root: Path | None, reading: Reading) -> Dataset:
+    """The official validation images are the test split, as in the field; the official test images have no labels."""
+    home, parts = list_tiny_imagenet(root)
+    size = reading.size or SIZE
+    wnids, splits = as_splits("tiny-imagenet", parts, with_size(reading, size, resize=size))
+    train, test = (splits[part].in_memory(f"tiny-imagenet: decoding {part}") for part in ("train", "test"))
+    classes = named(wnids, read_words(home / "words.txt"))
+    return Dataset("tiny-imagenet", train, train.subset(torch.arange(0)), test, classes=classes, mean=MEAN, std=STD, flip=True)
