@@ -1,0 +1,132 @@
+"""Tiny-ImageNet and ImageNet in their official layouts: which file is of which class, in which order."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+from letkd.data import FileSplit, Split, load_data
+from letkd.data.pictures import as_tensor, read_picture
+from letkd.data.wordnet import named
+from letkd.errors import DataError
+from tests.trees import save_image, spoil
+
+WNIDS = ("n02", "n01", "n03")  # not in order, as in wnids.txt
+
+
+def a_tiny_imagenet(root, *, sorted_val=False):
+    home = root / "tiny-imagenet-200"
+    for c, wnid in enumerate(WNIDS):
+        for k in range(4):
+            save_image(home / "train" / wnid / "images" / f"{wnid}_{k}.JPEG", seed=10 * c + k, size=(64, 64))
+        (home / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t9\t9\n")
+    lines = []
+    for k in range(6):
+        wnid = WNIDS[k % 3]
+        place = home / "val" / wnid if sorted_val else home / "val" / "images"
+        save_image(place / f"val_{k}.JPEG", seed=100 + k, size=(64, 64))
+        lines.append(f"val_{k}.JPEG\t{wnid}\t0\t0\t9\t9\n")
+    if not sorted_val:
+        (home / "val" / "val_annotations.txt").write_text("".join(lines))
+    (home / "wnids.txt").write_text("\n".join(WNIDS))
+    (home / "words.txt").write_text("n01\tgoldfish, Carassius auratus\nn02\tcrane\nn03\tcrane\nn99\tnothing\n")
+    return home
+
+
+@pytest.mark.parametrize("sorted_val", [False, True])
+def test_tiny_imagenet_by_annotations_or_class_folders(tmp_path, sorted_val):
+    home = a_tiny_imagenet(tmp_path, sorted_val=sorted_val)
+    data = load_data("tiny-imagenet", root=tmp_path, val=0.0)
+    assert isinstance(data.train, Split)
+    assert data.classes == ("goldfish", "crane (n02)", "crane (n03)")
+    assert data.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert data.image_size == (64, 64)
+    first = home / "train" / "n01" / "images" / "n01_0.JPEG"
+    assert torch.equal(data.train.images[0], as_tensor(read_picture(first)))
+    for k in range(6):  # the k-th validation image is found once, with the label of its class
+        image = as_tensor(read_picture(next(home.glob(f"val/*/val_{k}.JPEG"))))
+        (at,) = (data.test.images == image).all(dim=(1, 2, 3)).nonzero()
+        assert data.test.labels[at] == [1, 0, 2][k % 3]
+    again = load_data("tiny-imagenet", root=home, workers=2, val=0.25)
+    assert again.test.fingerprint() == data.test.fingerprint()
+    assert (len(again.train), len(again.val)) == (9, 3)
+    assert load_data("tiny-imagenet", root=home, size=32).image_size == (32, 32)
+
+
+def test_tiny_imagenet_that_is_not_whole(tmp_path):
+    with pytest.raises(DataError, match=r"tiny-imagenet is read from the unpacked tiny-imagenet-200\.zip"):
+        load_data("tiny-imagenet")
+    with pytest.raises(DataError, match="has no folder train"):
+        load_data("tiny-imagenet", root=tmp_path)
+    home = a_tiny_imagenet(tmp_path)
+    spoil(home / "train" / "n01" / "images" / "n01_2.JPEG")
+    with pytest.raises(DataError, match=r"n01_2\.JPEG cannot be decoded"):
+        load_data("tiny-imagenet", root=tmp_path)
+    assert load_data("tiny-imagenet", root=tmp_path, val=0.0, corrupt="skip").train.labels.bincount().tolist() == [3, 4, 4]
+    (home / "val" / "images" / "val_3.JPEG").unlink()
+    with pytest.raises(DataError, match=r"lacks 1 of the 6 images of val_annotations\.txt, val_3\.JPEG first"):
+        load_data("tiny-imagenet", root=tmp_path)
+    for line in ("val_0.JPEG n01", "../x.JPEG\tn01", "\tn01"):
+        (home / "val" / "val_annotations.txt").write_text(f"val_0.JPEG\tn01\n{line}\n")
+        with pytest.raises(DataError, match=r"line 2 of .* is no file name and class with a tab between"):
+            load_data("tiny-imagenet", root=tmp_path)
+
+
+def an_imagenet(root, *, flat):
+    for c, wnid in enumerate(WNIDS):
+        for k in range(2):
+            save_image(root / "train" / wnid / f"{wnid}_{k}.JPEG", seed=10 * c + k, size=(40, 30))
+    # The kit's own numbers: 1 is n03, 2 is n01, 3 is n02, 4 is a branch of the tree and no class.
+    kit = root / "ILSVRC2012_devkit_t12" / "data"
+    truth = [1, 3, 2, 2, 1]
+    for k, number in enumerate(truth, start=1):
+        wnid = {1: "n03", 2: "n01", 3: "n02"}[number]
+        place = root / "val" if flat else root / "val" / wnid
+        save_image(place / f"ILSVRC2012_val_{k:08d}.JPEG", seed=50 + k, size=(30, 40))
+    if flat:
+        kit.mkdir(parents=True)
+        fields = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
+        rows = [(1, "n03", "dog, hound", 0), (2, "n01", "goldfish", 0), (3, "n02", "crane", 0), (4, "n90", "animal", 3)]
+        savemat(kit / "meta.mat", {"synsets": np.array(rows, dtype=fields)})
+        (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{n}\n" for n in truth))
+    return root
+
+
+def test_imagenet_by_devkit_and_by_class_folders(tmp_path):
+    flat, sorted_ = (an_imagenet(tmp_path / name, flat=name == "flat") for name in ("flat", "sorted"))
+    by_kit, by_folder = (load_data("imagenet", root=root, val=0.0, size=21, workers=1) for root in (flat, sorted_))
+    assert by_kit.classes == ("goldfish", "crane", "dog")
+    assert by_folder.classes == ("n01", "n02", "n03")
+    assert isinstance(by_kit.train, FileSplit)
+    for data in (by_kit, by_folder):
+        assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+        found = {data.test.path(i).name[-6]: int(label) for i, label in enumerate(data.test.labels)}
+        assert found == {"1": 2, "2": 1, "3": 0, "4": 0, "5": 2}
+    assert (by_kit.train.size, by_kit.train.resize) == (21, 24)
+
+
+def test_imagenet_that_is_not_whole(tmp_path):
+    with pytest.raises(DataError, match=r"imagenet is read from a folder with train/<wnid>/\*\.JPEG and val"):
+        load_data("imagenet")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="which has no folder val"):
+        load_data("imagenet", root=tmp_path)
+    root = an_imagenet(tmp_path / "flat", flat=True)
+    kit = root / "ILSVRC2012_devkit_t12" / "data"
+    truth = kit / "ILSVRC2012_validation_ground_truth.txt"
+    truth.write_text("1\n7\n")
+    with pytest.raises(DataError, match=r"line 2 of .* is '7', which is no class"):
+        load_data("imagenet", root=root)
+    truth.write_text("1\n3\n2\n2\n1\n1\n")
+    with pytest.raises(DataError, match=r"lacks 1 of the 6 images .* ILSVRC2012_val_00000006\.JPEG first"):
+        load_data("imagenet", root=root)
+    (kit / "meta.mat").write_bytes(b"MATLAB 7.3 MAT-file" + bytes(200))
+    with pytest.raises(DataError, match=r"meta\.mat is not the meta\.mat of ILSVRC2012_devkit_t12"):
+        load_data("imagenet", root=root)
+    truth.unlink()
+    with pytest.raises(DataError, match=r"val has no class folders, and ILSVRC2012_devkit_t12 .* is not in"):
+        load_data("imagenet", root=root)
+
+
+def test_names_in_words_stay_apart():
+    assert named(["n1", "n2", "n3"], {"n1": "crane", "n2": "crane"}) == ("crane (n1)", "crane (n2)", "n3")

@@ -1,0 +1,103 @@
+"""One file to RGB pixels: every mode a classifier's images come in, and files that are none."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from letkd.data.pictures import read_picture
+from letkd.errors import DataError
+
+RED = (200, 30, 10)
+
+
+def pixels(path) -> np.ndarray:
+    picture = read_picture(path)
+    assert picture.mode == "RGB"
+    return np.asarray(picture)
+
+
+def test_grey_palette_transparent_and_black_and_white(tmp_path):
+    red = Image.new("RGB", (5, 3), RED)
+    palette = red.convert("P", palette=Image.Palette.ADAPTIVE)
+    see_through = palette.copy()
+    see_through.info["transparency"] = bytes([0] * 256)
+    under = Image.new("RGBA", (5, 3), (*RED, 0))
+    grey = Image.new("L", (5, 3), 77)
+    cases = {"p.png": (palette, RED), "pt.png": (see_through, RED), "a.png": (under, RED), "l.png": (grey, (77,) * 3)}
+    cases |= {"la.png": (Image.new("LA", (5, 3), (77, 9)), (77,) * 3), "b.png": (Image.new("1", (5, 3), 1), (255,) * 3)}
+    cases |= {"g.gif": (palette, RED), "t.tif": (red, RED), "p.ppm": (red, RED), "w.bmp": (red, RED)}
+    for name, (picture, colour) in cases.items():
+        picture.save(tmp_path / name)
+        got = pixels(tmp_path / name)
+        assert got.shape == (3, 5, 3), name
+        assert (got == colour).all(), (name, got[0, 0])
+
+
+def test_cmyk_jpeg(tmp_path):
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "x.jpg", quality=100)
+    assert np.abs(pixels(tmp_path / "x.jpg")[8, 8].astype(int) - (255, 0, 0)).max() <= 3
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
+    values = np.array([[0, 128, 257, 32768, 65535]], np.uint16)
+    for name in ("x.png", "x.tif"):
+        Image.fromarray(values).save(tmp_path / name)
+        assert pixels(tmp_path / name)[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+
+
+def test_the_first_frame_of_an_animation(tmp_path):
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, (0, 0, 255))]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    assert (pixels(tmp_path / "x.gif") == RED).all()
+
+
+def test_the_camera_s_orientation_is_left_alone(tmp_path):
+    picture = Image.new("RGB", (8, 4), RED)
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "x.jpg", exif=exif)
+    assert pixels(tmp_path / "x.jpg").shape == (4, 8, 3)
+
+
+def test_what_a_file_is_its_content_tells(tmp_path):
+    Image.new("RGB", (4, 4), RED).save(tmp_path / "x.png")
+    (tmp_path / "x.png").rename(tmp_path / "x.JPEG")
+    assert (pixels(tmp_path / "x.JPEG") == RED).all()
+
+
+def noise(path, size=(64, 64)):
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (*size, 3)).astype(np.uint8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.gif", "x.bmp", "x.webp"])
+def test_a_file_cut_short_is_refused_by_name(tmp_path, name):
+    path = noise(tmp_path / name)
+    content = path.read_bytes()
+    for share in (0, 0.01, 0.5, 0.9):
+        path.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(DataError, match=rf"{name} cannot be decoded \("):
+            read_picture(path)
+
+
+def test_foreign_content_missing_files_and_folders(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    with pytest.raises(DataError, match=r"x\.png cannot be decoded \(it is no image of a kind that is read here\)"):
+        read_picture(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"gone\.png cannot be decoded \(.*No such file"):
+        read_picture(tmp_path / "gone.png")
+    with pytest.raises(DataError, match="cannot be decoded"):
+        read_picture(tmp_path)
+
+
+def test_thirty_two_bits_are_refused(tmp_path):
+    Image.fromarray(np.zeros((3, 3), np.float32)).save(tmp_path / "x.tif")
+    with pytest.raises(DataError, match="grey values of 32 bits"):
+        read_picture(tmp_path / "x.tif")
+
+
+def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    for size in ((40, 40), (80, 80)):
+        with pytest.raises(DataError, match=r"cannot be decoded \(.*exceeds limit"):
+            read_picture(noise(tmp_path / "x.png", size))
