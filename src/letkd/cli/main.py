@@ -7,7 +7,7 @@ from types import FrameType
 import typer
 
 from letkd import __version__
-from letkd.cli import cells, compare, demo, evaluate, fit, methods, show, train
+from letkd.cli import cells, compare, data, demo, evaluate, fit, methods, show, train
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 
 _debug = False
@@ -27,6 +27,7 @@ app.command("compare")(compare.compare)
 app.command("methods")(methods.methods)
 app.command("list")(cells.cells)
 app.command("show")(show.show)
+app.add_typer(data.app, name="data")
 
 
 def _show_version(value: bool) -> None:

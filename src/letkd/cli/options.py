@@ -15,8 +15,12 @@ Cell = Annotated[
     typer.Argument(help="A cell such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file of your own.", show_default=False),
 ]
 Method = Annotated[str | None, typer.Option(help="A row of the table: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
-Data = Annotated[str | None, typer.Option(help="digits, cifar10 or cifar100.", show_default=False)]
-Root = Annotated[Path | None, typer.Option(help="Folder with the data set's official files.", show_default=False)]
+Data = Annotated[
+    str | None, typer.Option(help="digits, cifar10, cifar100, tiny-imagenet, imagenet or folder.", show_default=False)
+]
+Root = Annotated[
+    Path | None, typer.Option(help="Folder with the data set's official files, or your tree of images.", show_default=False)
+]
 Teacher = Annotated[str | None, typer.Option(help="Zoo name, package.module:callable or file.py:callable.", show_default=False)]
 TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
 TeacherTap = Annotated[

@@ -123,8 +123,8 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
     """The first version that lies in `root`: unpacked there, unpacked in its own folder below, or as its archive."""
     archives = " or ".join(layout.archive for layout in layouts)
     get = (
-        f"download {archives} from https://www.cs.toronto.edu/~kriz/cifar.html, unpacked or not, "
-        "and name its folder with root=FOLDER (--root FOLDER on the command line)"
+        f"get it with `letkd data get {name}`, or download {archives} from https://www.cs.toronto.edu/~kriz/cifar.html, "
+        "unpacked or not, and name its folder with root=FOLDER (--root FOLDER on the command line)"
     )
     if root is None:
         raise DataError(f"{name} is read from its official files, and no folder was named; {get}")

@@ -1,6 +1,7 @@
 """A function called in worker processes, its results in the order of the requests."""
 
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -32,16 +33,18 @@ def in_workers(function: Callable[[Any], Result], requests: Iterable[Any], *, wo
         function: must not draw random numbers of its own, so that nothing depends on which worker it runs in.
         workers: processes; with 0 it is called here.
     """
-    calls = DataLoader(
-        _Calls(function),
-        sampler=requests,
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=_leave_signals,
-        generator=torch.Generator(),  # or it would draw a number from the run's own stream
-    )
-    results = iter(calls)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores: the user's own choice
+        calls = DataLoader(
+            _Calls(function),
+            sampler=requests,
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=_leave_signals,
+            generator=torch.Generator(),  # or it would draw a number from the run's own stream
+        )
+        results = iter(calls)
     while True:
         try:
             result = next(results)

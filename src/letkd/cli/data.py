@@ -1,0 +1,79 @@
+"""`letkd data`: get a data set, and check what is there."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from letkd.errors import DataError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+SHOWN = 20
+
+
+@app.callback()
+def data() -> None:
+    """Get data sets and check them."""
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", show_default=False)],
+    root: Annotated[Path, typer.Option(help="Folder to put it in; name the same one with --root when training.")] = Path(
+        "data"
+    ),
+) -> None:
+    """Download a data set from its authors, check and unpack it. A download that broke off goes on when called again."""
+    from letkd.data.get import get_data
+
+    home = get_data(name, root.expanduser())
+    print(f"{name} is in {home}: train with --data {name} --root {root}")
+
+
+@app.command("check")
+def check(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="digits, cifar10, cifar100, tiny-imagenet, imagenet, or folder for a tree of yours.", show_default=False
+        ),
+    ],
+    root: Annotated[Path | None, typer.Option(help="Folder that it lies in.", show_default=False)] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode image files.")] = 4,
+) -> None:
+    """Read all of a data set and say what is there and what is wrong: missing, damaged or foreign files, counts, checksums."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from letkd.data.check import check_data
+
+    parts = check_data(name, None if root is None else root.expanduser(), workers=workers)
+    table = Table(title=f"{name}" + (f" in {root}" if root else ""), title_justify="left")
+    for column in ("split", "images", "classes", "sizes", "passed over", "wrong"):
+        table.add_column(column, justify="left" if column in ("split", "sizes") else "right")
+    for part in parts:
+        table.add_row(
+            part.name,
+            f"{part.images:,}",
+            f"{part.classes:,}",
+            _sizes(part.sizes),
+            f"{part.passed_over:,}",
+            f"{len(part.wrong):,}",
+        )
+    Console().print(table)
+    wrong = [sentence for part in parts for sentence in part.wrong]
+    for sentence in wrong[:SHOWN]:
+        print(sentence)
+    if len(wrong) > SHOWN:
+        print(f"… and {len(wrong) - SHOWN:,} more")
+    if wrong:
+        raise DataError(f"{name}: {len(wrong):,} thing(s) wrong, as listed above")
+
+
+def _sizes(sizes: dict[tuple[int, int], int]) -> str:
+    """One size as it is, several as the range of each side."""
+    if len(sizes) == 1:
+        ((w, h),) = sizes
+        return f"{w}x{h}"
+    ranges = [f"{min(side)} to {max(side)}" for side in zip(*sizes, strict=True)]
+    return " x ".join(ranges)

@@ -1,0 +1,169 @@
+"""Files from the web that arrive whole or not at all, and go on where a download broke off."""
+
+import errno
+import hashlib
+import http.client
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from letkd.errors import DataError
+from letkd.progress import bar
+
+CHUNK = 1 << 20
+TRIES = 5  # in a row without a byte more
+
+
+class _WebOnly(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to the web, and to nowhere else."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        secure = req.full_url.startswith("https:")
+        if not newurl.startswith("https://" if secure else ("http://", "https://")):
+            raise DataError(f"{req.full_url} redirects to {newurl}, which is no web address as safe as its own: refused")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """One that knows the web alone: no local files, no FTP."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+        _WebOnly(),
+    ):
+        opener.add_handler(handler)
+    opener.addheaders = [("User-Agent", "letkd"), ("Accept-Encoding", "identity")]
+    return opener
+
+
+def md5_of(path: Path) -> str:
+    """The file's MD5: what the data sets' authors publish. It tells damage, and no attacker knows a second file with the same."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def download(url: str, path: Path, *, md5: str, limit: int, timeout: float = 30.0) -> None:
+    """Fetches `url` into `path`; what has arrived waits in a `.part` file beside it, from which the next call goes on.
+
+    Args:
+        md5: checksum; a file that has another does not get its name.
+        limit: bytes at most.
+        timeout: seconds without a byte.
+    """
+    part, tag = (path.with_name(path.name + suffix) for suffix in (".part", ".part.tag"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(url, part, tag, limit, timeout)
+        found = md5_of(part)
+        if found != md5:
+            part.unlink()
+            raise DataError(f"{url} gave a file with the MD5 {found}, not the published {md5}; it was removed: try again later")
+        os.replace(part, path)
+        tag.unlink(missing_ok=True)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full; free some space and call it again, it goes on from there" if full else error
+        raise DataError(f"{path} cannot be written ({why})") from error
+
+
+def _fetch(url: str, part: Path, tag: Path, limit: int, timeout: float) -> None:
+    """Until the whole file is in `part`, over as many connections as it takes."""
+    opener, tries = _opener(), TRIES
+    with bar(part.stem, None) as tick:
+        while True:
+            before = part.stat().st_size if part.exists() else 0
+            whole, why = _connect(opener, url, part, tag, limit=limit, timeout=timeout, tick=tick)
+            if whole:
+                return
+            tries = TRIES if part.stat().st_size > before else tries - 1
+            if not tries:
+                raise DataError(
+                    f"{url} broke off {TRIES} times after {part.stat().st_size:,} bytes ({why}); call it again, it goes on from there"
+                )
+
+
+def _connect(
+    opener: urllib.request.OpenerDirector,
+    url: str,
+    part: Path,
+    tag: Path,
+    *,
+    limit: int,
+    timeout: float,
+    tick: Callable[..., None],
+) -> tuple[bool, str]:
+    """One connection: whether the file is whole after it, and if not, why."""
+    have = part.stat().st_size if part.exists() and tag.exists() else 0
+    request = urllib.request.Request(url)
+    if have:
+        # The rest only of the file that the part is of; the server sends another one from its beginning.
+        request.add_header("Range", f"bytes={have}-")
+        request.add_header("If-Range", tag.read_text())
+    try:
+        answer = opener.open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and have:
+            if error.headers.get("Content-Range") == f"bytes */{have}":
+                return True, ""
+            tag.unlink()
+            return False, "the part was longer than the file"
+        raise DataError(f"{url} answers {error.code} {error.reason}; look whether the address is still right") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        if have:
+            return False, str(error)
+        raise DataError(f"{url} cannot be reached ({getattr(error, 'reason', error)}); is there a network?") from None
+    with answer:
+        at, total = _extent(url, answer, have)
+        if total is not None and total > limit:
+            raise DataError(f"{url} offers {total:,} bytes, more than the {limit:,} that this file may have: refused")
+        if not at:
+            _note(tag, answer)
+        with part.open("r+b" if at else "wb") as file:
+            file.seek(at)
+            tick(advance=0)
+            while True:
+                try:
+                    chunk = answer.read(CHUNK)
+                except (http.client.HTTPException, OSError) as error:
+                    return False, str(error) or type(error).__name__
+                if not chunk:
+                    break
+                at += len(chunk)
+                if at > limit:
+                    raise DataError(f"{url} sent more than the {limit:,} bytes that this file may have: refused")
+                file.write(chunk)
+                tick(f"{at / 1e6:.0f} of {(total or limit) / 1e6:.0f} MB", advance=0)
+            file.flush()
+            os.fsync(file.fileno())
+    return (total is None or at == total), f"{at:,} of {total or 0:,} bytes came"
+
+
+def _extent(url: str, answer: Any, have: int) -> tuple[int, int | None]:
+    """Where in the file the answer begins, and the length of the whole file where it is said."""
+    if answer.status == 206:
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
+        if found is None or int(found[1]) != have:
+            raise DataError(f"{url} answered with another part than was asked for; remove the .part file and call it again")
+        return have, None if found[2] == "*" else int(found[2])
+    length = answer.headers.get("Content-Length")
+    return 0, int(length) if length and length.isdecimal() else None
+
+
+def _note(tag: Path, answer: Any) -> None:
+    """Which version of the file this is, for `If-Range`, which takes no weak tags. Without a name there is no going on."""
+    etag, modified = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
+    name = etag if etag.startswith('"') else modified
+    if name:
+        tag.write_text(name)
+    else:
+        tag.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""Archives unpacked into one folder and nowhere else, whole or not at all."""
+
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from letkd.errors import DataError
+from letkd.progress import bar
+
+CHUNK = 1 << 20
+Entry = tuple[str, int, IO[bytes] | None]  # name, announced length, content; no content for a folder
+
+
+def unpack(archive: Path, root: Path, *, folder: str, limit: int, files: int) -> Path:
+    """Unpacks `archive`, which holds `folder` and nothing else, and returns where that folder then is in `root`.
+
+    Only folders and plain files are made, with no rights from the archive; links, devices and names that lead elsewhere are
+    refused. The folder gets its name when all of it is there.
+
+    Args:
+        limit: bytes that the files may have together.
+        files: how many entries there may be.
+    """
+    home = root / folder
+    if home.exists():
+        raise DataError(f"{home} is there already; remove it to unpack {archive.name} again")
+    beside = root / f".{folder}.{uuid.uuid4().hex}.tmp"
+    entries = _zip(archive) if archive.suffix == ".zip" else _tar(archive)
+    try:
+        beside.mkdir(parents=True)
+        with bar(f"unpacking {archive.name}", None) as tick:
+            for count, (name, length, content) in enumerate(entries, start=1):
+                target = beside / _inside(archive, name, folder)
+                if count > files:
+                    raise DataError(f"{archive} has more than {files:,} entries: refused")
+                limit -= length
+                if limit < 0:
+                    raise DataError(f"{archive} would unpack to more bytes than it may have: refused")
+                if content is None:
+                    target.mkdir(parents=True, exist_ok=True)
+                else:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    _write(archive, name, target, content, length)
+                tick(f"{count:,} files", advance=0)
+        if not (beside / folder).is_dir():
+            raise DataError(f"{archive} does not hold {folder}: it is another archive")
+        os.replace(beside / folder, home)
+    except (OSError, EOFError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"{archive} cannot be unpacked ({error})") from error
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise DataError(f"{archive} is damaged or cut short ({error}); download it again") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return home
+
+
+def _inside(archive: Path, name: str, folder: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    odd = any(c in name for c in "\\\0:") or path.is_absolute() or ".." in path.parts
+    if odd or not path.parts or path.parts[0] != folder:
+        raise DataError(f"{archive} holds {name[:100]!r}, which lies outside {folder}: refused, and nothing was kept")
+    return path
+
+
+def _write(archive: Path, name: str, target: Path, content: IO[bytes], length: int) -> None:
+    with content, target.open("xb") as file:
+        while chunk := content.read(CHUNK):
+            length -= len(chunk)
+            if length < 0:
+                raise DataError(f"{archive} holds {name[:100]!r}, which is longer than it says: refused")
+            file.write(chunk)
+    if length:
+        raise DataError(f"{archive} holds {name[:100]!r}, which is shorter than it says: download it again")
+
+
+def _tar(archive: Path) -> Iterator[Entry]:
+    with tarfile.open(archive, "r:*") as found:
+        for member in found:
+            name = member.name.removeprefix("./")
+            if member.isdir() and name in ("", "."):
+                continue
+            if not (member.isreg() or member.isdir()):
+                raise DataError(f"{archive} holds {name[:100]!r}, a link or a device: refused, and nothing was kept")
+            yield name, member.size, found.extractfile(member) if member.isreg() else None
+
+
+def _zip(archive: Path) -> Iterator[Entry]:
+    with zipfile.ZipFile(archive) as found:
+        for info in found.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise DataError(f"{archive} holds {info.filename[:100]!r}, a link or a device: refused, and nothing was kept")
+            yield info.filename, info.file_size, None if info.is_dir() else found.open(info)

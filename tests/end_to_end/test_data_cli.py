@@ -1,0 +1,132 @@
+"""`letkd data`, and a run on a tree of image files, as a person meets them."""
+
+import sys
+
+import pytest
+
+from letkd.cli.main import main
+from letkd.progress import set_quiet
+from tests.trees import a_tree, spoil
+from tests.unit.test_imagenets import a_tiny_imagenet, an_imagenet
+
+
+@pytest.fixture
+def letkd(monkeypatch, capsys, tmp_path):
+    """Run `letkd …` in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    set_quiet(False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def row(printed: str, split: str) -> list[str]:
+    (line,) = (line for line in printed.splitlines() if line.strip("│").split("│")[0].strip() == split)
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_a_tree_in_order(letkd, tmp_path):
+    a_tree(tmp_path / "tree" / "train", {"ant": 3, "bee": 2})
+    a_tree(tmp_path / "tree" / "test", {"ant": 1, "bee": 1})
+    (tmp_path / "tree" / "train" / "ant" / "notes.txt").write_text("x")
+    code, out, err = letkd("data", "check", "folder", "--root", "tree", "--workers", 0)
+    assert (code, err) == (0, "")
+    assert row(out, "train") == ["train", "5", "2", "20 to 22 x 16 to 16", "1", "0"]
+    assert row(out, "test") == ["test", "2", "2", "20x16", "0", "0"]
+
+
+def test_a_tree_with_everything_wrong(letkd, tmp_path):
+    tree = a_tree(tmp_path / "tree" / "train", {"ant": 3, "bee": 2})
+    a_tree(tmp_path / "tree" / "test", {"ant": 1, "cow": 1})
+    (tree / "dog").mkdir()
+    spoil(tree / "ant" / "001.png")
+    code, out, err = letkd("data", "check", "folder", "--root", "tree", "--workers", 1)
+    assert code == 2
+    assert err.splitlines()[-1] == "letkd: folder: 3 thing(s) wrong, as listed above"
+    assert row(out, "train")[1:] == ["5", "2", "20 to 22 x 16 to 16", "0", "2"]
+    assert "the class dog has no image in train" in out
+    assert "ant/001.png cannot be decoded" in out
+    assert "the class cow of test is not in train" in out
+
+
+def test_official_sets_are_counted(letkd, tmp_path):
+    a_tiny_imagenet(tmp_path)
+    an_imagenet(tmp_path / "in", flat=True)
+    code, out, _ = letkd("data", "check", "tiny-imagenet", "--root", ".")
+    assert code == 2
+    assert "tiny-imagenet has 100,000 images of 200 classes in train; there are 12 of 3" in out
+    code, out, _ = letkd("data", "check", "imagenet", "--root", "in")
+    assert code == 2
+    assert "imagenet has 50,000 images of 1,000 classes in test; there are 5 of 3" in out
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(b"x")
+    assert "tiny-imagenet-200.zip has the MD5 9dd4e461268c8034f5c8564e155c67a6, not the published" in letkd(
+        "data", "check", "tiny-imagenet", "--root", "."
+    )[1].replace("\n", " ")
+
+
+def test_digits_are_whole(letkd):
+    code, out, _ = letkd("data", "check", "digits")
+    assert code == 0
+    assert row(out, "test") == ["test", "720", "10", "32x32", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["check", "cifar10", "--root", "nowhere"],
+            "cifar10 was asked from nowhere, which does not exist; get it with `letkd data get",
+        ),
+        (["check", "cifar10"], "no folder was named"),
+        (["check", "fold"], "there is no data set 'fold'; nearest: folder"),
+        (["check", "folder", "--root", "."], "has no sub-folders"),
+        (["get", "imagenet"], "imagenet may be downloaded only by who has agreed to its terms"),
+        (["get", "cifar"], "no data set 'cifar' to get; nearest: cifar10"),
+    ],
+)
+def test_wrong_input_is_one_sentence(letkd, arguments, sentence):
+    code, _, err = letkd("data", *arguments)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("augment", ["resized-crop", "rotate"])
+def test_training_and_evaluating_on_a_tree(letkd, tmp_path, augment):
+    a_tree(tmp_path / "tree", {"ant": 10, "bee": 10}, suffix=".jpg", size=(40, 32))
+    options = ["--data", "folder", "--root", "tree", "--student", "resnet8_tiny", "--method", "ce", "--epochs", "1"]
+    options += [
+        "--set",
+        "data.size=32",
+        "--set",
+        f"data.augment={augment}",
+        "--set",
+        "data.workers=1",
+        "--set",
+        "data.batch_size=4",
+    ]
+    code, out, err = letkd("train", *options, "--out", "run")
+    assert code == 0, err
+    assert "are the test split" in err
+    code, out, err = letkd("eval", "run")
+    assert code == 0, err
+    assert row(out, "test")[-1] == "4"
+    spoil(tmp_path / "tree" / "ant" / "003.jpg")
+    code, out, err = letkd("train", *options, "--out", "again")
+    assert code == 2
+    assert "003.jpg cannot be decoded" in err
+    assert "Traceback" not in err
+    code, out, err = letkd("train", *options, "--set", "data.corrupt=skip", "--out", "skipped")
+    assert code == 0, err
+    assert "1 of 20 files of its train part cannot be decoded and are left out" in err
