@@ -177,9 +177,9 @@ def test_without_a_folder_it_says_how_to_get_the_files(name, tmp_path):
     says = rf"{archive}-binary.tar.gz or {archive}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html.*--root"
     with pytest.raises(DataError, match=f"no folder was named; get it with `letkd data get {name}`, or download {says}"):
         load_data(name)
-    with pytest.raises(DataError, match=f"does not exist; download {says}"):
+    with pytest.raises(DataError, match=f"does not exist; get it with `letkd data get {name}`, or download {says}"):
         load_data(name, root=tmp_path / "nowhere")
-    with pytest.raises(DataError, match=f"holds neither its files nor its archive; download {says}"):
+    with pytest.raises(DataError, match=f"holds neither its files nor its archive; get it with `letkd data get {name}`, or download {says}"):
         load_data(name, root=tmp_path)
 
 
