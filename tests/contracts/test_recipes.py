@@ -1,0 +1,78 @@
+"""Every cell of the tables: its recipe builds, fits and takes one step in `--quick` form, on synthetic images of the right size."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from letkd.data import Dataset, Split
+from letkd.errors import UnsupportedPair
+from letkd.models import create_model, save_weights
+from letkd.recipes import list_methods, list_pairs, resolve
+from letkd.report.paper import paper_result
+from letkd.train import build
+from letkd.train.optim import sgd
+
+C = 5
+SIZES = {"digits": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224}
+
+
+@cache
+def synthetic(name: str) -> Dataset:
+    """Two images a class, of noise; fewer classes than the real data set has, so that each is seen."""
+    images = torch.randint(
+        256, (2 * C, 3, SIZES[name], SIZES[name]), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    split = Split(images, torch.arange(C).repeat(2))
+    none = split.subset(torch.arange(0))
+    classes = tuple(f"class {c}" for c in range(C))
+    return Dataset(name, split, none, none, classes=classes, mean=(0.5,) * 3, std=(0.25,) * 3, flip=True)
+
+
+def test_every_data_set_has_its_size():
+    assert {pair.partition("/")[0] for pair in list_pairs()} == set(SIZES)
+
+
+@pytest.mark.parametrize("pair", list_pairs())
+def test_every_cell_of_a_pair_takes_a_step(pair, tmp_path, monkeypatch):
+    data = synthetic(pair.partition("/")[0])
+    recipe = resolve(pair, method="kd")
+    teacher = create_model(recipe.teacher.model, num_classes=C)
+    weights = tmp_path / "teacher.safetensors"
+    save_weights(teacher, weights)
+
+    def network(table, data):
+        return teacher if table.weights else create_model(table.model, num_classes=data.num_classes)
+
+    monkeypatch.setattr(build, "build_network", network)  # one teacher for all rows: it is frozen
+    dashes = []
+    for method in list_methods():
+        given = {} if method == "teacher" else {"teacher.weights": str(weights)}
+        small = {"data.batch_size": 4, "train.steps": 1}
+        recipe = resolve(pair, method=method, overrides={**given, **small}, quick=True)
+        try:
+            take_a_step(recipe, data, tmp_path / method)
+        except UnsupportedPair:
+            dashes.append(method)
+    assert set(dashes) <= {"fsp"}
+    assert [method for method in dashes if paper_result(f"{pair}/{method}")] == []
+
+
+def take_a_step(recipe, data: Dataset, folder: Path) -> None:
+    distiller = build.build_distiller(recipe, data).train()
+    build.fit(distiller, recipe, data, folder)
+    optimizer = sgd(distiller, recipe.optim)
+    phases = [*(phase.weights for phase in recipe.phases), recipe.weights]
+    for number, terms in enumerate(phases, start=1):
+        distiller.set_weights(terms)
+        batch = next(iter(build.train_loader(recipe, data)))
+        assert batch.x.shape[1:] == (3, *data.image_size)
+        step = distiller(batch)
+        step.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.isfinite(step.loss), f"{recipe.title}, phase {number}"
+        assert step.logits.shape == (4, C)
+        assert {name for name, weight in terms.items() if weight} <= step.terms.keys()
+    assert all(torch.isfinite(parameter).all() for parameter in distiller.parameters()), recipe.title
