@@ -20,10 +20,17 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.", show_default="the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, help="How many seeds, in turn.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="How many of them at once, each in a process of its own.")] = 1,
     settings: o.Settings = None,
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
+    save_every: Annotated[
+        float, typer.Option(min=0, metavar="MINUTES", help="Save the state so often within an epoch.")
+    ] = 15.0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
+    ] = False,
 ) -> None:
     """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
     recipe = o.recipe_from(
@@ -38,7 +45,7 @@ def train(
         student_tap=student_tap,
         settings=settings,
         quick=quick,
-        **{"train.epochs": epochs, "train.seed": seed},
+        **{"train.epochs": epochs, "train.seed": seed, "train.deterministic": deterministic or None},
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 
@@ -49,8 +56,8 @@ def train(
     from letkd.train.trials import run_trials
 
     if trials == 1:
-        results = [run(recipe, folder, supervision=supervision)]
+        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every)]
     else:
-        results = run_trials(recipe, folder, trials, supervision=supervision)
+        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every)
     Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
     print(f"run folder: {folder}")

@@ -29,7 +29,8 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "e
 
     Of several processes each goes over its own part; all of them get the accuracy on the whole.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(0))
+    device = like.device
     modes = {module: module.training for module in model.modules()}
     model.eval()
     n, top1, top5, loss = 0, 0, 0, 0.0
@@ -38,7 +39,7 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "e
             batch = Batch.of(item).to(device)
             if not len(batch.y):
                 continue  # this process's share of a batch with fewer images than processes
-            logits = as_logits(model(batch.x), model).float()
+            logits = as_logits(model(batch.x.to(like.dtype)), model).float()
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.y[:, None]
             top1 += int(best[:, 0].sum())
             top5 += int(best.sum())

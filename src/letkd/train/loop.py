@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
 from letkd.recipes.schema import Recipe
 from letkd.student import save_student
+from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
 from letkd.train.evaluate import Accuracy, evaluate
@@ -113,17 +114,24 @@ class _Run:
         state = self.state
         title = f"{self.recipe.title or 'training'}, seed {self.recipe.train.seed}"
         tell = _teller()
-        with bar(title, (self.epochs + 1 - state.epoch) * self.steps - state.step) as tick:
+        todo = (self.epochs + 1 - state.epoch) * self.steps - state.step
+        with bar(title, todo) as tick, self._board() as show:
             while state.epoch <= self.epochs:
                 lr = self._epoch(tick)
                 row = self._row(lr)
                 if self.fabric.is_global_zero:
                     # The row first: one too many is dropped when the run goes on, one too few could not be made up for.
                     self.run.log(row)
+                    show(row)
                 tell(state.epoch, self.epochs, row)
                 state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
                 self._save()
         return self._finish()
+
+    def _board(self) -> AbstractContextManager[Board]:
+        if self.fabric.is_global_zero:
+            return board(self.run.path / "tensorboard", self.state.epoch)
+        return nullcontext(lambda row: None)
 
     def _epoch(self, tick: Any) -> float:
         state, recipe = self.state, self.recipe

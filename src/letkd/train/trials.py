@@ -7,17 +7,39 @@ from letkd.errors import LetkdError, UnsupportedPair
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve
 from letkd.report.tables import Row
+from letkd.train.build import build_distiller, fit, read_data
 from letkd.train.loop import train
-from letkd.train.runs import Result
+from letkd.train.runs import Result, RunFolder
+from letkd.train.spread import spread
 
 
-def run_trials(recipe: Recipe, folder: str | Path, n: int, *, supervision: str | Path | None = None) -> list[Result]:
-    """The recipe with n seeds in turn, each in its own `seed-…` folder; finished ones are not run again."""
-    results = []
+def run_trials(
+    recipe: Recipe,
+    folder: str | Path,
+    n: int,
+    *,
+    supervision: str | Path | None = None,
+    jobs: int = 1,
+    save_minutes: float = 15.0,
+) -> list[Result]:
+    """The recipe with n seeds, each in its own `seed-…` folder; finished ones are not run again.
+
+    Args:
+        supervision: folder of fitted supervisions; `folder/supervision` where not given.
+        jobs: seeds trained at once, each in a process of its own; one after the other where it is 1.
+        save_minutes: as for `train`.
+    """
+    shared = Path(supervision or Path(folder) / "supervision")
+    runs = []
     for seed in range(recipe.train.seed, recipe.train.seed + n):
         trial = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
-        results.append(train(trial, Path(folder) / f"seed-{seed}", supervision=supervision or Path(folder) / "supervision"))
-    return results
+        runs.append((trial, Path(folder) / f"seed-{seed}", shared))
+    left = [run for run in runs if RunFolder(run[1], run[0]).result is None]
+    if jobs > 1 and len(left) > 1:
+        data = read_data(recipe)
+        fit(build_distiller(recipe, data), recipe, data, shared)  # once, for all of them
+        spread(left, jobs)
+    return [train(trial, path, supervision=shared, save_minutes=save_minutes) for trial, path, _ in runs]
 
 
 def compare(

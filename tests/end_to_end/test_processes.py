@@ -1,0 +1,193 @@
+"""Two real processes on one run: the same as one process, killed and restarted or not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import letkd.train.loop as loop
+from letkd.errors import RecipeError
+from letkd.models.weights import read_state_dict
+from letkd.recipes import resolve
+from letkd.supervision.stats import ClassMoments, Reservoir
+from letkd.train.sync_bn import sync_batch_norms, unsync_batch_norms
+from tests.end_to_end.test_resume import recipe_for, same_end, teacher  # noqa: F401 - a fixture
+
+HERE = Path(__file__).parent
+EXACT = ("train.precision=64-true", "train.sync_bn=true")
+
+
+def torchrun(recipes: Path, out: Path, *deaths: str, restarts: int = 0) -> subprocess.CompletedProcess:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    command = [sys.executable, *launcher, str(HERE / "two_processes.py"), str(recipes), str(out), *deaths]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def write_recipes(folder: Path, recipes: dict) -> Path:
+    folder.mkdir()
+    for name, recipe in recipes.items():
+        (folder / f"{name}.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, teacher):  # noqa: F811
+    folder = tmp_path_factory.mktemp("processes")
+    plain = {name: recipe_for(name, teacher) for name in ("ce", "crd", "letkd-2")}
+    exact = {f"exact-{name}": recipe_for(name, teacher, *EXACT) for name in ("letkd-2", "tdd")}
+    recipes = write_recipes(folder / "recipes", {**plain, **exact})
+    done = torchrun(recipes, folder / "whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [line.split() for line in done.stdout.splitlines() if line.startswith("rank")]
+    for name in (*plain, *exact):
+        results = {line[1]: line[3] for line in said if line[2] == name}
+        assert results.keys() == {"0", "1"}
+        assert results["0"] == results["1"], "the processes disagree about the accuracy"
+    return folder, {**plain, **exact}
+
+
+def test_killed_processes_restart_and_end_with_the_same_bits(whole):
+    folder, _ = whole
+    recipes = write_recipes(folder / "three", {name: whole[1][name] for name in ("ce", "crd", "letkd-2")})
+    deaths = ["1:ce:5:kill", "0:crd:4:kill", "1:letkd-2:2:kill"]
+    done = torchrun(recipes, folder / "killed", *deaths, restarts=4)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(list((folder / "killed").glob("*-kill"))) == 3
+    for name in ("ce", "crd", "letkd-2"):
+        same_end(folder / "whole" / name, folder / "killed" / name, pythons_stream=True)
+
+
+@pytest.mark.parametrize("name", ["exact-letkd-2", "exact-tdd"])
+def test_two_processes_are_one_process_at_the_same_global_batch(name, whole):
+    """In float64, with BN over both: fits, losses, weights, statistics, evaluation."""
+    folder, recipes = whole
+    loop.train(recipes[name], folder / f"one-{name}")
+    one, two = folder / f"one-{name}", folder / "whole" / name
+    for part in ("student.safetensors", *(f"supervision/{path.name}" for path in (one / "supervision").iterdir())):
+        a, b = (read_state_dict(path / part) for path in (one, two))
+        for key in a:
+            torch.testing.assert_close(b[key], a[key], rtol=1e-5, atol=1e-7, msg=lambda text, at=f"{part} {key}": f"{at}: {text}")
+    rows = [loop.RunFolder(path, recipes[name]).rows() for path in (one, two)]
+    for mine, theirs in zip(*rows, strict=True):
+        mine.pop("seconds")
+        assert {key: theirs[key] for key in mine} == pytest.approx(mine, rel=1e-5)
+    results = [loop.RunFolder(path, recipes[name]).result for path in (one, two)]
+    assert results[0].last_test == results[1].last_test
+
+
+def test_a_process_that_fails_ends_the_run_with_its_own_traceback(whole):
+    folder, recipes = whole
+    done = torchrun(write_recipes(folder / "alone", {"ce": recipes["ce"]}), folder / "failed", "1:ce:2:raise")
+    assert done.returncode != 0
+    assert "RuntimeError: rank 1 has had enough" in done.stderr
+
+
+def test_the_launchers_variables():
+    assert loop.processes_from({}) == (1, 1)
+    assert loop.processes_from({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "RANK": "3"}) == (4, 2)
+    assert loop.processes_from({"SLURM_PROCID": "0", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "2"}) == (8, 2)
+    assert loop.processes_from({"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8"}) == (1, 1)  # within a job, not by srun
+
+
+def test_a_batch_that_cannot_be_shared_is_told(teacher):  # noqa: F811
+    recipe = resolve("digits/tiny/ce", settings=["data.batch_size=15"])
+    with pytest.raises(RecipeError, match=r"data\.batch_size is 15, which 2 processes cannot share evenly"):
+        loop.train_loader(recipe, loop.read_data(recipe), rank=0, world=2)
+
+
+def in_two(work, tmp_path: Path) -> list:
+    """What `work(rank)` returns in each of two processes."""
+    mp.spawn(_enter, args=(work, str(tmp_path)), nprocs=2)
+    return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def _enter(rank: int, work, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.save(work(rank), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def maps() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(40, 3, 2, 2, generator=generator), torch.arange(40) % 3, torch.arange(40)
+
+
+def _gather(rank: int) -> dict:
+    f, y, index = maps()
+    mine = slice(0, 25) if rank == 0 else slice(25, 40)  # not the same number
+    out = {}
+    for name, capacity in (("small", 7), ("large", 1000)):
+        reservoir = Reservoir(capacity, groups=3, seed=5)
+        reservoir.add(f[mine], y[mine], index[mine])
+        merged = Reservoir.of_all(reservoir)
+        out[name], out[f"{name} y"] = merged.sample()
+        out[f"{name} seen"] = merged.seen
+    only = Reservoir(9, seed=1)
+    only.add(f, torch.zeros_like(y), index)
+    out["one has none"] = Reservoir.of_all(only if rank else None).sample()[0]
+    moments = ClassMoments.zeros(3, 3)
+    moments.add(f[mine], y[mine])
+    both = ClassMoments.of_all(moments)
+    return out | {"n": both.n, "sums": both.sums, "second": both.second}
+
+
+def test_samples_and_moments_of_two_are_those_of_one(tmp_path):
+    f, y, index = maps()
+    for held in in_two(_gather, tmp_path):
+        for name, capacity in (("small", 7), ("large", 1000)):
+            one = Reservoir(capacity, groups=3, seed=5)
+            one.add(f, y, index)
+            rows, group = one.sample()
+            assert torch.equal(held[name], rows)
+            assert torch.equal(held[f"{name} y"], group)
+            assert torch.equal(held[f"{name} seen"], one.seen)
+        only = Reservoir(9, seed=1)
+        only.add(f, torch.zeros_like(y), index)
+        assert torch.equal(held["one has none"], only.sample()[0])
+        moments = ClassMoments.zeros(3, 3)
+        moments.add(f, y)
+        torch.testing.assert_close(held["n"], moments.n)
+        torch.testing.assert_close(held["sums"], moments.sums)
+        torch.testing.assert_close(held["second"], moments.second)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+
+
+def _synced(rank: int) -> dict:
+    f, _, _ = maps()
+    model = net()
+    sync_batch_norms(model)
+    x = f.double()[:25] if rank == 0 else f.double()[25:]
+    x.requires_grad_()
+    y = model(x)
+    (y * torch.linspace(-1, 1, y.shape[1]) ** 3).square().sum().backward()
+    unsync_batch_norms(model)
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return {"y": y.detach(), "x": x.grad, "state": dict(model.state_dict()), "grads": grads, "type": type(model[1]).__name__}
+
+
+def test_batch_norm_over_two_is_that_of_one(tmp_path):
+    f, _, _ = maps()
+    model, x = net(), f.double().requires_grad_()
+    y = model(x)
+    (y * torch.linspace(-1, 1, y.shape[1]) ** 3).square().sum().backward()
+    two = in_two(_synced, tmp_path)
+    torch.testing.assert_close(torch.cat([held["y"] for held in two]), y)
+    torch.testing.assert_close(torch.cat([held["x"] for held in two]), x.grad)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(two[0]["grads"][name] + two[1]["grads"][name], parameter.grad)
+    for held in two:
+        assert held["type"] == "BatchNorm2d"
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(held["state"][name], value)
