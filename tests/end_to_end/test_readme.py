@@ -53,7 +53,17 @@ def test_commands_exist(capsys):
     commands = [
         shlex.split(line, comments=True) for block in blocks("") for line in block.splitlines() if line.startswith("letkd ")
     ]
-    assert {command[1] for command in commands} == {"demo", "train", "fit", "eval", "methods", "compare", "list", "show"}
+    assert {command[1] for command in commands} == {
+        "demo",
+        "train",
+        "fit",
+        "eval",
+        "methods",
+        "data",
+        "compare",
+        "list",
+        "show",
+    }
     for _, verb, *arguments in commands:
         if verb in ("train", "fit", "compare", "show"):
             resolve(arguments[0])
@@ -61,7 +71,7 @@ def test_commands_exist(capsys):
 
         for option in [word for word in arguments if word.startswith("--")]:
             with pytest.raises(SystemExit):
-                app([verb, "--help"])
+                app([verb, *arguments[: verb == "data"], "--help"])
             assert option in capsys.readouterr().out
 
 
