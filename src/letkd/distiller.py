@@ -78,6 +78,8 @@ class Distiller(nn.Module):
             self._build(methods, teacher, student_taps, teacher_taps, example, weights or {})
         else:
             self.set_weights(weights or {})
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""

@@ -13,7 +13,9 @@ def evaluate(
     what: Annotated[
         str, typer.Argument(help="A run folder, a student.safetensors file, or with --weights a network.", show_default=False)
     ],
-    weights: Annotated[Path | None, typer.Option(help="The network's weights (safetensors or .pth).", show_default=False)] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="The network's weights (safetensors or .pth).", show_default=False)
+    ] = None,
     data: o.Data = None,
     root: o.Root = None,
     student: Annotated[

@@ -24,14 +24,8 @@ Root = Annotated[
         "--root", "--data-root", help="Folder with the data set's official files, or your tree of images.", show_default=False
     ),
 ]
-Teacher = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable.",
-        show_default=False,
-    ),
-]
+MODEL = "Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable."
+Teacher = Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default=False)]
 TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
 TeacherTap = Annotated[
     list[str] | None,
@@ -101,6 +95,17 @@ def numbers(text: str | None, option: str) -> list[float] | None:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
         raise RecipeError(f"{option} {text!r}: write numbers with commas between them, as in 0.485,0.456,0.406") from None
+
+
+def image_size(text: str) -> tuple[int, int, int]:
+    """`3x32x48` or `32x48` as (3, 32, 48)."""
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise RecipeError(f"--input {text!r}: write height x width, as in 64x64, with 3x before it or not")
+    *channels, height, width = map(int, parts)
+    if channels not in ([], [3]):
+        raise RecipeError(f"--input {text!r}: images have 3 channels here")
+    return 3, height, width
 
 
 def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:
