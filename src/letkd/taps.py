@@ -47,6 +47,7 @@ def as_taps(model: nn.Module, named: Mapping[str, Tap | str] | None = None) -> d
     table: dict[str, Tap] = dict(own) if isinstance(own, Mapping) else {}
     for role, tap in (named or {}).items():
         table[role] = Tap(tap) if isinstance(tap, str) else tap
+    check_model(model, hooks=bool(table))
     for tap in table.values():
         find_module(model, tap.path)
     return table

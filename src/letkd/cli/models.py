@@ -33,6 +33,7 @@ def models(
         print(dumps(as_json(found), indent=1))
     else:
         table = as_rich(found)
-        console = Console()
         # A cell that is cut says nothing, so a narrow terminal gets long lines.
-        console.print(table, width=max(console.width, console.measure(table).maximum), crop=False, soft_wrap=True)
+        console = Console()
+        console.width = max(console.width, Console(width=1000).measure(table).maximum)
+        console.print(table)
