@@ -79,6 +79,9 @@ class Distiller(nn.Module):
             self._build(methods, teacher, student_taps, teacher_taps, example, weights or {})
         else:
             self.set_weights(weights or {})
+            if example is not None:
+                output, _ = run_once(self._student_reads, example.to(_device(student)))
+                as_logits(output, student)
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
 

@@ -17,6 +17,8 @@ from letkd.report.places import look
 from letkd.taps import check_model
 from tests.conftest import SIZE, Net, a_net, images
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Using a non-tuple:UserWarning")
+
 X = torch.zeros(1, 3, *SIZE)
 SITE = {"penultimate": "last"}
 

@@ -13,8 +13,10 @@ from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
 from letkd.supervision.base import Supervision
 from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
 
-
-TOKENS = "tokens [b n d] are no map: let a module of yours give them as one and name that, or use a method that reads logits alone (kd, dkd)"
+TOKENS = (
+    "tokens [b n d] are no map: let a module of yours give them as one and name that, "
+    "or use a method that reads logits alone (kd, dkd)"
+)
 
 
 @dataclass

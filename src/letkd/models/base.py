@@ -104,6 +104,9 @@ def _takes_num_classes(build: Callable) -> bool:
 
 
 def _import_package(source: str) -> ModuleType:
+    # The command that pip installs does not look into the current folder, where a model of one's own often lies.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:

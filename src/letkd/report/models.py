@@ -20,9 +20,38 @@ COLUMNS = ("network", "input", "classes", "parameters", "MACs", "stem, stages", 
 HEAD = """# Networks
 
 Made from the zoo by `python -m letkd.report.models > docs/models.md`; do not edit by hand. `letkd models` prints the same, with
-`--input 64x64` for images of another size. MACs are the multiply-accumulates of convolutions and the classifier for one image.
-64×8² is a map of 64 channels, 8 high and 8 wide. `letkd.create_model(name, num_classes=…)` builds any of them; `letkd taps NAME` lists its modules.
+`--input 64x64` for images of another size. MACs are the multiply-accumulates of convolutions and the classifier for one image;
+64×8² is a map of 64 channels, 8 high and 8 wide. `letkd.create_model(name, num_classes=…)` builds any of them, and
+`letkd taps NAME` lists its modules.
 
+"""
+FOOT = """
+## Networks from elsewhere
+
+`--student`, `--teacher`, `letkd taps`, `letkd eval` and `create_model` also take
+
+| name | what |
+| --- | --- |
+| `timm:mobilenetv3_small_100` | a network of timm; `pip install 'letkd[timm]'` |
+| `torchvision:resnet18` | a classifier of torchvision; `pip install 'letkd[torchvision]'` |
+| `transformers:ResNetConfig` | a configuration class, or a folder with a `config.json`; `pip install 'letkd[transformers]'` |
+| `file.py:callable` | a function or class in a file of yours |
+| `package.module:callable` | one in a package of yours, installed or in the current folder |
+
+Only the architecture comes from there: nothing is downloaded, and weights are a file, given as `--teacher-weights FILE` or
+`--weights FILE`. A file that does not fit is refused, with the keys and shapes that differ.
+
+`letkd taps MODEL` shows what every module gives and proposes `penultimate` and `intermediate`. A model must take a batch of images
+`[b 3 H W]` and nothing else, and return logits `[b C]`, bare or as the `logits` of an object or dictionary.
+
+| a model that | |
+| --- | --- |
+| takes dictionaries or several inputs, returns tuples or lists | wrap it |
+| calls a module twice | works; that module is no place for a tap, another one is |
+| is wrapped in DataParallel, compiled or TorchScript | give the model inside; as a teacher for its logits alone it works as it is |
+| has lazy layers | run it once on an input first |
+| is in half precision | call `.float()`; `train.precision` sets how training computes |
+| works on tokens (vision transformers) or with channels last | use a method that reads logits (`kd`, `dkd`), or give a map |
 """
 
 
@@ -113,7 +142,7 @@ def as_json(found: Iterable[Card]) -> list[dict[str, Any]]:
 def as_markdown() -> str:
     """The page docs/models.md."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(cards())]
-    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines) + FOOT
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -111,7 +111,7 @@ def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
         raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with --split")
     example = torch.zeros(1, *part.images.shape[1:])
     C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
-    if C != images.num_classes:
+    if images.num_classes != C:
         raise DataError(f"{type(model).__name__} gives {C} logits and {images.name} has {images.num_classes} classes")
     loader = Loader(part, 128, mean=images.mean, std=images.std)
     return evaluate(model, loader, description=f"evaluating on {split}")
