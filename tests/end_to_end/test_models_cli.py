@@ -1,6 +1,6 @@
 """`letkd models`, `letkd taps` and `letkd eval` of any network: what they print, and what a wrong input gets."""
 
-import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -197,7 +197,8 @@ def test_wrong_inputs_get_one_sentence(letkd, nets, arguments, says):
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
 def test_an_extra_that_is_not_installed_or_does_not_import(letkd, monkeypatch, library):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == library else find(name, *more))
     code, _, err = letkd("taps", f"{library}:resnet18")
     assert (code, err) == (
         2,
@@ -206,12 +207,12 @@ def test_an_extra_that_is_not_installed_or_does_not_import(letkd, monkeypatch, l
 
     real = importlib.import_module
 
-    def fails(name, *more):
+    def fails(name, package=None):
         if name == library:
             raise RuntimeError("operator torchvision::nms does not exist")
-        return real(name, *more)
+        return real(name, package)
 
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: "there")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: "there" if name == library else find(name, *more))
     monkeypatch.setattr(importlib, "import_module", fails)
     code, _, err = letkd("train", "digits/tiny/ce", "--student", f"{library}:resnet18", "--out", "run")
     assert (code, err.count("\n")) == (2, 1)

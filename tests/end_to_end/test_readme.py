@@ -53,7 +53,9 @@ def test_commands_exist(capsys):
     commands = [
         shlex.split(line, comments=True) for block in blocks("") for line in block.splitlines() if line.startswith("letkd ")
     ]
-    assert {command[1] for command in commands} == {"demo", "train", "fit", "eval", "methods", "compare", "list", "show"}
+    assert {command[1] for command in commands} == {
+        *("demo", "train", "fit", "eval", "methods", "models", "taps", "compare", "list", "show")
+    }
     for _, verb, *arguments in commands:
         if verb in ("train", "fit", "compare", "show"):
             resolve(arguments[0])

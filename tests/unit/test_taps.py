@@ -13,7 +13,7 @@ from torch import nn
 from letkd.errors import TapError
 from letkd.models import create_model, list_models
 from letkd.sites import find_taps
-from letkd.taps import Tap, Taps, as_logits, as_taps, graft, probe
+from letkd.taps import Tap, Taps, as_logits, as_taps, graft, probe, trace
 from tests.conftest import Block, Net, a_net, images, same_state
 
 
@@ -355,3 +355,17 @@ def test_what_a_later_module_overwrites_is_read_as_it_was():
         assert torch.equal(taps(x)[1]["act"], before.relu())
     seen["preact"].sum().backward()
     assert model[0].weight.grad is not None
+
+
+def test_trace_says_what_every_module_gave_and_how_often():
+    odd = Odd()
+    odd.again = odd.unused
+    ran = {item.path: item for item in trace(odd, torch.zeros(1, 3, 4, 4))}
+    assert [item for item, _ in odd.named_modules()] == list(ran)
+    assert ran["conv"].shapes == ((1, 3, 4, 4),) * 2
+    assert ran["pair"].shapes == ("tuple",)
+    assert ran[""].shapes == ((1, 3),)
+    assert (ran["unused"].shapes, ran["unused"].order, ran["unused"].names) == ((), -1, ("again",))
+    done = sorted((item for item in ran.values() if item.shapes), key=lambda item: item.order)
+    assert [item.path for item in done] == ["conv", "blocks.0", "pair", "named", ""]
+    assert hooks(odd) == 0

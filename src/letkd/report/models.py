@@ -87,24 +87,21 @@ def card(name: str, *, size: tuple[int, int] | None = None, num_classes: int | N
         size: height and width of the images; the network's own where not given.
         num_classes: 100 where not given, 1000 for networks of ImageNet's image size.
     """
-    with torch.device("meta"):  # shapes are enough, and need neither memory nor time
-        model: Any = create_model(name, num_classes=num_classes or 100)
-        if num_classes is None and model.input_size == IMAGENET:
-            model = create_model(name, num_classes=1000)
-        example = torch.zeros(1, *(model.input_size if size is None else (3, *size)))
-        roles = {
-            role: tap for role, tap in as_taps(model).items() if re.fullmatch(r"stem|stage\d+|intermediate|penultimate", role)
-        }
-        _, features = probe(model, roles, example)
-        return Card(
-            name,
-            (MODELS[name].__doc__ or "").partition("\n")[0],
-            tuple(example.shape[1:]),
-            model.num_classes,
-            parameters(model),
-            macs(model, example),
-            {role: tuple(f.shape[1:]) for role, f in features.items()},
-        )
+    model: Any = create_model(name, num_classes=num_classes or 100)
+    if num_classes is None and model.input_size == IMAGENET:
+        model = create_model(name, num_classes=1000)
+    example = torch.zeros(1, *(model.input_size if size is None else (3, *size)))
+    roles = {role: tap for role, tap in as_taps(model).items() if re.fullmatch(r"stem|stage\d+|intermediate|penultimate", role)}
+    _, features = probe(model, roles, example)
+    return Card(
+        name,
+        (MODELS[name].__doc__ or "").partition("\n")[0],
+        tuple(example.shape[1:]),
+        model.num_classes,
+        parameters(model),
+        macs(model, example),
+        {role: tuple(f.shape[1:]) for role, f in features.items()},
+    )
 
 
 def rows(found: Iterable[Card]) -> list[tuple[str, ...]]:

@@ -36,7 +36,8 @@ def look(model: nn.Module, image: tuple[int, ...] | None = None) -> Places:
     Args:
         image: shape of the input; the network's `input_size` where not given, or ImageNet's.
     """
-    image = image or getattr(model, "input_size", None) or UNKNOWN
+    if image is None:
+        image = tuple(getattr(model, "input_size", UNKNOWN))
     example = torch.zeros(1, *image)
     ran = trace(model, example)
     own = {role: tap for role, tap in as_taps(model).items() if role in SITES}
