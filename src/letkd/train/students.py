@@ -109,7 +109,7 @@ def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
     part = getattr(images, split)
     if not len(part):
         raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with --split")
-    example = torch.zeros(1, *part.images.shape[1:])
+    example = torch.zeros(1, 3, *part.image_size)
     C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
     if images.num_classes != C:
         raise DataError(f"{type(model).__name__} gives {C} logits and {images.name} has {images.num_classes} classes")
