@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS := .venv-extras
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test test-extras lint types bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -12,6 +13,10 @@ demo: $(READY)
 
 test: $(READY) lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+# timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them.
+test-extras: $(EXTRAS)/.ready
+	OMP_NUM_THREADS=1 $(EXTRAS)/bin/python -m pytest -q tests/extras
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,5 +34,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
+$(EXTRAS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(EXTRAS)
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(EXTRAS) build dist .pytest_cache .ruff_cache

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from letkd.errors import LetkdError
     from letkd.layer import CosineConv1x1, KDLayer, soft_match
     from letkd.models import create_model, list_models, load_weights
+    from letkd.sites import find_taps
     from letkd.student import load_student, save_student
     from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
-    from letkd.taps import Tap, find_taps, graft
+    from letkd.taps import Tap, graft
 
 # Names are imported when first used, so that the command line can answer without torch.
 _HOME = {
@@ -35,7 +36,7 @@ _HOME = {
     "KMeansSupervision": "letkd.supervision",
     "SubclassSupervision": "letkd.supervision",
     "Tap": "letkd.taps",
-    "find_taps": "letkd.taps",
+    "find_taps": "letkd.sites",
     "graft": "letkd.taps",
 }
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

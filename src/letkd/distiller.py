@@ -18,7 +18,7 @@ from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
 from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
-from letkd.taps import Tap, Taps, as_logits, run_once
+from letkd.taps import Tap, Taps, as_logits, check_model, run_once
 
 __all__ = ["Batch", "Distiller", "Step"]
 
@@ -74,10 +74,16 @@ class Distiller(nn.Module):
         self._frozen: tuple[nn.Module, ...] = ()
         self._student_reads, self._teacher_reads = Taps(student, {}), None
         if teacher is not None:
+            check_model(teacher, hooks=False)
             self._frozen = (teacher.eval().requires_grad_(False),)
             self._build(methods, teacher, student_taps, teacher_taps, example, weights or {})
         else:
             self.set_weights(weights or {})
+            if example is not None:
+                output, _ = run_once(self._student_reads, example.to(_device(student)))
+                as_logits(output, student)
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""

@@ -1,4 +1,5 @@
-"""Places in a model: reading features there (`Taps`), putting a layer there (`graft`) or another in its place (`replace_module`).
+"""Places in a model: reading features there (`Taps`), putting a layer there (`graft`) or another in its place (`replace_module`),
+and what runs where (`trace`).
 
 The only file that registers hooks.
 """
@@ -9,8 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from letkd.errors import TapError, nearest
+from letkd.errors import LetkdError, TapError, nearest
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,40 @@ def as_taps(model: nn.Module, named: Mapping[str, Tap | str] | None = None) -> d
     table: dict[str, Tap] = dict(own) if isinstance(own, Mapping) else {}
     for role, tap in (named or {}).items():
         table[role] = Tap(tap) if isinstance(tap, str) else tap
+    check_model(model, hooks=bool(table))
     for tap in table.values():
         find_module(model, tap.path)
     return table
+
+
+def check_model(model: nn.Module, *, hooks: bool = True) -> None:
+    """Refuse what cannot be read or changed inside, with a word on what can.
+
+    Args:
+        hooks: whether something inside of the model is to be read or changed; a model that is only run may be wrapped.
+    """
+    name = type(model).__name__
+    lazy = [key for key, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise TapError(
+            f"{name} has parameters without a shape as yet ({lazy[0]}); run it once on an input before it is used here"
+        )
+    if not hooks:
+        return
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise TapError(f"the model is wrapped in {name}; give its `.module`, and wrap the Distiller instead")
+    for path, module in model.named_modules():
+        where = f"module {path!r} of {name}" if path else name
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TapError(
+                f"{where} is TorchScript, inside of which nothing can be read or added; give the Python model that it was made of "
+                "(a teacher that is asked for its logits alone may be TorchScript)"
+            )
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise TapError(
+                f"{where} is compiled, and taps set later would not be seen; give the model as it was before torch.compile, and "
+                "compile the Distiller or the exported student"
+            )
 
 
 class Taps:
@@ -59,6 +92,7 @@ class Taps:
     """
 
     def __init__(self, model: nn.Module, taps: Mapping[str, Tap]):
+        check_model(model, hooks=bool(taps))
         self.model = model
         self.taps = dict(taps)
         self._modules = {role: find_module(model, tap.path) for role, tap in self.taps.items()}
@@ -107,7 +141,9 @@ class _Reader:
         if not isinstance(value, Tensor):
             raise TapError(f"{where} is a {type(value).__name__}, not a tensor; name a module inside it that gives one")
         if self.role in self.seen:
-            raise TapError(f"{where} was computed twice in one forward; name a module that runs once")
+            raise TapError(
+                f"{where} was computed twice in one forward; name a module that runs once (`letkd taps` marks those)"
+            )
         self.seen[self.role] = value = value.clone() if self.copy else value
         self.versions[self.role] = _version(value)
 
@@ -148,6 +184,7 @@ def graft(model: nn.Module, layer: nn.Module, after: str, name: str = "kd_layer"
     checkpoints load, and `deepcopy`, `pickle`, `torch.export` and `torch.compile` work. A plain `nn.Sequential` runs
     its children in turn, so there the child alone is enough; elsewhere a hook calls it.
     """
+    check_model(model)
     host = find_module(model, after)
     if hasattr(host, name):
         raise TapError(f"module {after!r} of {type(model).__name__} has a child {name!r} already; graft under another name")
@@ -183,10 +220,12 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> Replacemen
 
 
 def as_logits(output: Any, model: nn.Module) -> Tensor:
-    """The logits [b C] in what a model returns: the tensor itself, or the `logits` of an answer object."""
-    logits = getattr(output, "logits", output)
+    """The logits [b C] in what a model returns: the tensor itself, or the `logits` of an answer object or a dictionary."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+        if isinstance(output, Mapping):
+            got += f" with the keys {', '.join(map(str, output))}" if not isinstance(logits, Tensor) else " under 'logits'"
         raise TapError(f"{type(model).__name__} must return logits [b C]; it returned {got}; wrap it so that it does")
     return logits
 
@@ -198,67 +237,77 @@ def probe(model: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> tuple[A
 
 @torch.no_grad()
 def run_once(taps: Taps, example: Tensor) -> tuple[Any, dict[str, Tensor]]:
-    """One forward in eval mode that leaves no trace in the model (no gradient, no BN update, the same train/eval flags)."""
+    """One forward in eval mode that leaves no trace in the model (no gradient, no BN update, the same train/eval flags).
+
+    A model that fails on the example gets a sentence, too: this is where a model that takes something else is met first.
+    """
     model = taps.model
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         return taps(example)
+    except LetkdError:
+        raise
+    except Exception as error:
+        raise TapError(_failed(model, example, error)) from error
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
-def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
-    """Propose `penultimate` and `intermediate` for a model that has no table of its own.
+def _failed(model: nn.Module, example: Tensor, error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    said = (
+        f"{type(model).__name__} was given one tensor {list(example.shape)} and failed with {type(error).__name__}: {lines[0]}"
+    )
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} - {example.dtype}
+    if kinds:
+        kind = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        return (
+            f"{said}; its parameters are {kind} and the images {str(example.dtype).removeprefix('torch.')}: call model.float()"
+        )
+    return f"{said}; a model must take a batch of images [b 3 H W] and nothing else: wrap one that takes more, check the size"
 
-    penultimate: the last map with more than one pixel, at the shallowest path that gives it. intermediate: the first block of
-    the last stage, i.e. the first of the siblings that all give maps of that size inside the last container. A proposal to
-    look at, not a promise: a network whose stages are not containers gets no `intermediate`.
+
+@dataclass(frozen=True)
+class Ran:
+    """What one module did in a forward.
+
+    Args:
+        path: of the module, `""` for the model itself.
+        module: the module.
+        shapes: of what each of its calls gave, in turn; the name of a type where that was no tensor. Empty where it did not run.
+        names: other paths that lead to the same module.
+        order: place in the order in which modules were done for the first time; -1 where it did not run.
     """
-    ran: list[tuple[str, tuple[int, ...]]] = []
+
+    path: str
+    module: nn.Module
+    shapes: tuple[tuple[int, ...] | str, ...]
+    names: tuple[str, ...]
+    order: int
+
+
+def trace(model: nn.Module, example: Tensor) -> list[Ran]:
+    """What every module gives in one forward (see `run_once`), in the order of `named_modules`."""
+    check_model(model)
+    shapes: dict[nn.Module, list[tuple[int, ...] | str]] = {}
     handles = []
 
-    def note(path: str):
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            if isinstance(output, Tensor) and output.ndim == 4 and output.shape[-2] * output.shape[-1] > 1:
-                ran.append((path, tuple(output.shape)))
-
-        return hook
+    def note(module: nn.Module, args: tuple, output: Any) -> None:
+        shapes.setdefault(module, []).append(tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__)
 
     try:
-        handles = [module.register_forward_hook(note(path)) for path, module in model.named_modules() if path]
-        probe(model, {}, example)
+        handles = [module.register_forward_hook(note) for module in model.modules()]
+        run_once(Taps(model, {}), example)
     finally:
         for handle in handles:
             handle.remove()
-    if not ran:
-        raise TapError(f"{type(model).__name__} gives no map [b d h w] with more than one pixel; name the taps yourself")
-    height = example.shape[-2]
-
-    def tap(path: str, shape: tuple[int, ...]) -> Tap:
-        return Tap(path, channels=shape[1], stride=height // shape[-2])
-
-    last_path, last_shape = ran[-1]
-    found = {"penultimate": tap(last_path, last_shape)}
-    blocks = _first_of_last_stage(ran, last_shape[-2:])
-    if blocks is not None:
-        found["intermediate"] = tap(*blocks)
-    return found
-
-
-def _first_of_last_stage(ran: list[tuple[str, tuple[int, ...]]], size: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    paths = {path for path, _ in ran}
-    stages: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for path, shape in ran:
-        parent, _, child = path.rpartition(".")
-        is_block = child.isdigit() and any(other.startswith(f"{path}.") for other in paths)
-        if is_block and shape[-2:] == size:
-            stages.setdefault(parent, []).append((path, shape))
-    # Parts of a block can be numbered, too, and so can stages: of those with several blocks, the outer ones count.
-    stages = {parent: blocks for parent, blocks in stages.items() if len(blocks) > 1} or stages
-    inner = {
-        parent for parent in stages for blocks in stages.values() for path, _ in blocks if f"{parent}.".startswith(f"{path}.")
-    }
-    outer = [blocks for parent, blocks in stages.items() if parent not in inner]
-    return outer[-1][0] if outer else None
+    names: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(path)
+    order = {module: i for i, module in enumerate(shapes)}
+    return [
+        Ran(first, module, tuple(shapes.get(module, ())), tuple(others), order.get(module, -1))
+        for module, (first, *others) in names.items()
+    ]

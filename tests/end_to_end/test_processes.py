@@ -73,7 +73,9 @@ def test_two_processes_are_one_process_at_the_same_global_batch(name, whole):
     for part in ("student.safetensors", *(f"supervision/{path.name}" for path in (one / "supervision").iterdir())):
         a, b = (read_state_dict(path / part) for path in (one, two))
         for key in a:
-            torch.testing.assert_close(b[key], a[key], rtol=1e-5, atol=1e-7, msg=lambda text, at=f"{part} {key}": f"{at}: {text}")
+            torch.testing.assert_close(
+                b[key], a[key], rtol=1e-5, atol=1e-7, msg=lambda text, at=f"{part} {key}": f"{at}: {text}"
+            )
     rows = [loop.RunFolder(path, recipes[name]).rows() for path in (one, two)]
     for mine, theirs in zip(*rows, strict=True):
         mine.pop("seconds")

@@ -12,7 +12,8 @@ from torch import nn
 
 from letkd.errors import TapError
 from letkd.models import create_model, list_models
-from letkd.taps import Tap, Taps, as_logits, as_taps, find_taps, graft, probe
+from letkd.sites import find_taps
+from letkd.taps import Tap, Taps, as_logits, as_taps, graft, probe, trace
 from tests.conftest import Block, Net, a_net, images, same_state
 
 
@@ -130,7 +131,7 @@ def test_probe_leaves_no_trace():
     assert same_state(net.state_dict(), before)
     assert [m.training for m in net.modules()] == modes
     assert hooks(net) == 0
-    with pytest.raises(RuntimeError):
+    with pytest.raises(TapError, match=r"Net was given one tensor \[1, 99, 8, 8\] and failed with RuntimeError: "):
         probe(net, {}, torch.zeros(1, 99, 8, 8))
     assert [m.training for m in net.modules()] == modes
 
@@ -324,8 +325,10 @@ def test_find_taps_agrees_with_the_zoos_own_table(name):
     model = create_model(name, num_classes=3)
     found = find_taps(model, torch.zeros(1, *model.input_size))
     expected = {role: model.taps[role] for role in ("penultimate", "intermediate")}
-    if name.startswith("vgg"):  # its last stage is no row of blocks, and the stride there depends on the image
-        expected = {"penultimate": Tap("relu4", 512, 8)}
+    if name.startswith("vgg"):  # the stride there depends on the image
+        expected = {role: Tap(tap.path, 512, 8) for role, tap in expected.items()}
+    if name == "vgg8":  # its last stage is one convolution, so both sites would be the same
+        del expected["intermediate"]
     if name == "mobilenetv2_half":  # with two rows of blocks of the last size, the rows are taken for the blocks
         expected["intermediate"] = Tap("blocks.5", 80, 16)
     assert found == expected
@@ -352,3 +355,17 @@ def test_what_a_later_module_overwrites_is_read_as_it_was():
         assert torch.equal(taps(x)[1]["act"], before.relu())
     seen["preact"].sum().backward()
     assert model[0].weight.grad is not None
+
+
+def test_trace_says_what_every_module_gave_and_how_often():
+    odd = Odd()
+    odd.again = odd.unused
+    ran = {item.path: item for item in trace(odd, torch.zeros(1, 3, 4, 4))}
+    assert [item for item, _ in odd.named_modules()] == list(ran)
+    assert ran["conv"].shapes == ((1, 3, 4, 4),) * 2
+    assert ran["pair"].shapes == ("tuple",)
+    assert ran[""].shapes == ((1, 3),)
+    assert (ran["unused"].shapes, ran["unused"].order, ran["unused"].names) == ((), -1, ("again",))
+    done = sorted((item for item in ran.values() if item.shapes), key=lambda item: item.order)
+    assert [item.path for item in done] == ["conv", "blocks.0", "pair", "named", ""]
+    assert hooks(odd) == 0

@@ -1,4 +1,4 @@
-"""`letkd eval`: the accuracy of a trained student, without its teacher."""
+"""`letkd eval`: the accuracy of a trained student, or of any network with weights from elsewhere."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,23 +6,44 @@ from typing import Annotated, Literal
 import typer
 
 from letkd.cli import options as o
+from letkd.errors import RecipeError
 
 
 def evaluate(
-    what: Annotated[Path, typer.Argument(help="A run folder, or a student.safetensors file.", show_default=False)],
+    what: Annotated[
+        str, typer.Argument(help="A run folder, a student.safetensors file, or with --weights a network.", show_default=False)
+    ],
+    weights: Annotated[
+        Path | None, typer.Option(help="The network's weights (safetensors or .pth).", show_default=False)
+    ] = None,
     data: o.Data = None,
     root: o.Root = None,
-    student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
+    student: Annotated[
+        str | None,
+        typer.Option(help="The network, where the file holds plain weights or it is not of the zoo.", show_default=False),
+    ] = None,
     split: Annotated[Literal["test", "val", "train"], typer.Option(help="Which split.")] = "test",
+    mean: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Normalisation that the weights know.", show_default="the data set's")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Likewise.", show_default="the data set's")] = None,
 ) -> None:
-    """Evaluate a student on a split of its data set, or of another with the same classes."""
+    """Evaluate a student on a split of its data set, or of another with the same classes; or any network: `letkd eval resnet56_a
+    --weights resnet56.safetensors --data cifar10 --root FOLDER`.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    from letkd.train.students import evaluate_student
+    from letkd.train.students import evaluate_network, evaluate_student
 
-    accuracy = evaluate_student(what, data=data, root=root, split=split, student=student)
-    table = Table(title=str(what), title_justify="left")
+    normalisation = {"mean": o.numbers(mean, "--mean"), "std": o.numbers(std, "--std")}
+    if weights is not None:
+        if student is not None:
+            raise RecipeError(f"{what!r} and --student {student!r} both name a network; name one")
+        accuracy = evaluate_network(what, weights, data=data, root=root, split=split, **normalisation)
+    else:
+        accuracy = evaluate_student(Path(what), data=data, root=root, split=split, student=student, **normalisation)
+    table = Table(title=what, title_justify="left")
     for name in ("split", "top-1 (%)", "top-5 (%)", "loss", "images"):
         table.add_column(name, justify="right")
     table.add_row(split, f"{accuracy.top1:.2f}", f"{accuracy.top5:.2f}", f"{accuracy.loss:.4f}", f"{accuracy.n:,}")

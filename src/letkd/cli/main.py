@@ -7,7 +7,7 @@ from types import FrameType
 import typer
 
 from letkd import __version__
-from letkd.cli import cells, compare, data, demo, evaluate, fit, methods, show, train
+from letkd.cli import cells, compare, data, demo, evaluate, fit, methods, models, show, taps, train
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 
 _debug = False
@@ -25,6 +25,8 @@ app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("methods")(methods.methods)
+app.command("models")(models.models)
+app.command("taps")(taps.taps)
 app.command("list")(cells.cells)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")

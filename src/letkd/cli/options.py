@@ -19,17 +19,22 @@ Data = Annotated[
     str | None, typer.Option(help="digits, cifar10, cifar100, tiny-imagenet, imagenet or folder.", show_default=False)
 ]
 Root = Annotated[
-    Path | None, typer.Option(help="Folder with the data set's official files, or your tree of images.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--root", "--data-root", help="Folder with the data set's official files, or your tree of images.", show_default=False
+    ),
 ]
-Teacher = Annotated[str | None, typer.Option(help="Zoo name, package.module:callable or file.py:callable.", show_default=False)]
+MODEL = "Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable."
+Teacher = Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default=False)]
 TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
 TeacherTap = Annotated[
     list[str] | None,
     typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
 ]
-Student = Annotated[str | None, typer.Option(help="As --teacher.", show_default=False)]
+Student = Annotated[str | None, typer.Option(metavar="MODEL", help="As --teacher.", show_default=False)]
 StudentTap = Annotated[
-    list[str] | None, typer.Option(metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False)
+    list[str] | None,
+    typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -82,6 +87,25 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not (role and equals and path):
         raise RecipeError(f"{option} {text!r}: write role=module.path, as in penultimate=layer3")
     return role, path
+
+
+def numbers(text: str | None, option: str) -> list[float] | None:
+    """Comma-separated numbers."""
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RecipeError(f"{option} {text!r}: write numbers with commas between them, as in 0.485,0.456,0.406") from None
+
+
+def image_size(text: str) -> tuple[int, int, int]:
+    """`3x32x48` or `32x48` as (3, 32, 48)."""
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise RecipeError(f"--input {text!r}: write height x width, as in 64x64, with 3x before it or not")
+    *channels, height, width = map(int, parts)
+    if channels not in ([], [3]):
+        raise RecipeError(f"--input {text!r}: images have 3 channels here")
+    return 3, height, width
 
 
 def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:

@@ -13,6 +13,11 @@ from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
 from letkd.supervision.base import Supervision
 from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
 
+TOKENS = (
+    "tokens [b n d] are no map: let a module of yours give them as one and name that, "
+    "or use a method that reads logits alone (kd, dkd)"
+)
+
 
 @dataclass
 class View:
@@ -49,9 +54,10 @@ class Side:
         """d, h, w of the map at a role; anything that is not a map is an error."""
         shape = self.shape(role)
         if len(shape) != 3:
+            do = "name a module before the pooling" if len(shape) < 2 else TOKENS
             raise TapError(
                 f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, shape))}], and a map [b d h w] "
-                "is needed; name a module before the pooling"
+                f"is needed; {do}"
             )
         return shape[0], shape[1], shape[2]
 

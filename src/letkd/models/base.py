@@ -13,6 +13,7 @@ from typing import TypeVar
 from torch import nn
 
 from letkd.errors import LetkdError, nearest
+from letkd.models.extras import EXTRAS, create_extra, reason
 from letkd.models.weights import load_weights
 
 MODELS: dict[str, Callable[..., nn.Module]] = {}
@@ -38,8 +39,9 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
     """Build a network of the zoo, or a user's own.
 
     Args:
-        name: a zoo name, or `package.module:callable` or `path/to/file.py:callable` for a model of your own. The callable
-            returns an `nn.Module`; it is given `num_classes` if its signature takes it, and nothing else.
+        name: a zoo name; `timm:NAME`, `torchvision:NAME` or `transformers:NAME` (see `letkd.models.extras`); or
+            `package.module:callable` or `path/to/file.py:callable` for a model of your own. The callable returns an
+            `nn.Module`; it is given `num_classes` if its signature takes it, and nothing else.
         num_classes: how many logits the network gives.
         weights: a file to load, as `load_weights` reads it; without it the network is freshly initialised.
     """
@@ -47,12 +49,16 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
         raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")
     if name in MODELS:
         model = MODELS[name](num_classes=num_classes)
+    elif name.partition(":")[0] in EXTRAS and ":" in name:
+        library, _, rest = name.partition(":")
+        model = create_extra(library, rest, num_classes)
     elif ":" in name:
         model = _create_own(name, num_classes)
     else:
         raise LetkdError(
             f"there is no model {name!r} in the zoo; nearest: {nearest(name, MODELS)}; "
-            "name one of your own as package.module:callable or path/to/file.py:callable"
+            f"name one of another library as {', '.join(f'{library}:NAME' for library in EXTRAS)}, "
+            "one of your own as package.module:callable or path/to/file.py:callable"
         )
     if weights is not None:
         load_weights(model, weights)
@@ -80,7 +86,7 @@ def _create_own(name: str, num_classes: int) -> nn.Module:
         model = build(**arguments)
     except Exception as error:
         called = f"num_classes={num_classes}" if arguments else "no arguments"
-        raise LetkdError(f"{name!r}, called with {called}, failed with {_reason(error)}") from error
+        raise LetkdError(f"{name!r}, called with {called}, failed with {reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise LetkdError(f"{name!r} returned a {type(model).__name__}; it must return an nn.Module")
     return model
@@ -98,6 +104,9 @@ def _takes_num_classes(build: Callable) -> bool:
 
 
 def _import_package(source: str) -> ModuleType:
+    # The command that pip installs does not look into the current folder, where a model of one's own often lies.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
@@ -106,9 +115,9 @@ def _import_package(source: str) -> ModuleType:
                 f"there is no module {source!r}; install it, put its folder on PYTHONPATH, "
                 "or name a file as path/to/file.py:callable"
             ) from None
-        raise LetkdError(f"importing {source} failed with {_reason(error)}") from error
+        raise LetkdError(f"importing {source} failed with {reason(error)}") from error
     except (Exception, SystemExit) as error:
-        raise LetkdError(f"importing {source} failed with {_reason(error)}") from error
+        raise LetkdError(f"importing {source} failed with {reason(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -131,10 +140,5 @@ def _import_file(path: Path) -> ModuleType:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[unique]
-        raise LetkdError(f"importing {path} failed with {_reason(error)}") from error
+        raise LetkdError(f"importing {path} failed with {reason(error)}") from error
     return module
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

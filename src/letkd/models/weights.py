@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from letkd.errors import CheckpointError
 from letkd.files import write_whole
+from letkd.taps import check_model
 
 WRAPPERS = ("model", "state_dict", "net")
 
@@ -37,6 +38,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         model: takes the values; its own types and devices stay.
         path: as `read_state_dict` reads it.
     """
+    check_model(model, hooks=False)
     own = _tensors(model)
     state = _read(Path(path))
     if not own.keys() & state.keys():  # a model of the user's may have a child named `module`

@@ -79,15 +79,15 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     if wrong:
         raise RecipeError("; ".join(wrong))
     student = build_network(recipe.student, data)
+    example = torch.zeros(1, 3, *data.image_size)
     if not methods:
-        return Distiller(student, weights=recipe.weights)
+        return Distiller(student, weights=recipe.weights, example=example)
     if recipe.teacher is None or recipe.teacher.weights is None:
         raise RecipeError(
             f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights (train one with "
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
     teacher = build_network(recipe.teacher, data)
-    example = torch.zeros(1, 3, *data.image_size)
     return Distiller(
         student,
         teacher,

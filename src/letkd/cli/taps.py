@@ -1,0 +1,37 @@
+"""`letkd taps`: the places in a network, and two proposals."""
+
+from typing import Annotated
+
+import typer
+
+from letkd.cli import options as o
+
+
+def taps(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=o.MODEL, show_default=False)],
+    size: Annotated[
+        str | None, typer.Option("--input", metavar="3xHxW", help="One image.", show_default="the network's own, or 3x224x224")
+    ] = None,
+    num_classes: Annotated[int, typer.Option(min=1, help="Logits.")] = 100,
+) -> None:
+    """Show every module of a network with what it gives, and propose the places for --student-tap and --teacher-tap.
+
+    Networks of transformers are built from a configuration class or folder; nothing is downloaded.
+    """
+    image = None if size is None else o.image_size(size)
+
+    from rich.console import Console
+
+    from letkd.models import create_model
+    from letkd.report.places import as_rich, look
+
+    found = look(create_model(model, num_classes=num_classes), image)
+    console = Console()
+    console.print(as_rich(found, model), soft_wrap=True)
+    print()
+    if found.trouble:
+        print(f"no proposal: {found.trouble}")
+        return
+    proposed = " ".join(f"--tap {role}={tap.path}" for role, tap in found.proposed.items())
+    print(f"as student: letkd train … --student {model} {proposed}")
+    print(f"as teacher: letkd train … --teacher {model} --teacher-weights FILE {proposed.replace('--tap', '--teacher-tap')}")

@@ -1,0 +1,93 @@
+"""Networks of other libraries, where they are installed: `timm:NAME`, `torchvision:NAME`, `transformers:NAME`.
+
+Only the architecture comes from there, freshly initialised: nothing is downloaded, and weights are a file like everybody's.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from letkd.errors import LetkdError, nearest
+
+
+def create_extra(library: str, name: str, num_classes: int) -> nn.Module:
+    """A network of one of `EXTRAS`.
+
+    Args:
+        library: a key of `EXTRAS`.
+        name: as the library has it. transformers: a configuration class (`ResNetConfig`), a folder with a `config.json`, or a
+            name of its hub whose configuration is in the local cache.
+        num_classes: how many logits the network gives.
+    """
+    module = _import(library, f"{library}:{name}")
+    try:
+        return EXTRAS[library](module, name, num_classes)
+    except LetkdError:
+        raise
+    except Exception as error:
+        raise LetkdError(f"{library}:{name} could not be built: {reason(error)}") from error
+
+
+def _import(library: str, asked: str) -> ModuleType:
+    if importlib.util.find_spec(library) is None:
+        raise LetkdError(f"{asked} needs {library}, which is not installed: pip install 'letkd[{library}]'")
+    try:
+        return importlib.import_module(library)
+    except Exception as error:  # torchvision beside a torch that it was not built for fails with a RuntimeError
+        raise LetkdError(
+            f"{asked} needs {library}, which is installed but cannot be imported ({reason(error)}); install a torch and "
+            "torchvision that were built for each other, from the same index"
+        ) from error
+
+
+def _timm(timm: Any, name: str, num_classes: int) -> nn.Module:
+    if not timm.is_model(name):
+        raise LetkdError(f"timm has no model {name!r}; nearest: {nearest(name, timm.list_models())}")
+    return timm.create_model(name, pretrained=False, num_classes=num_classes)
+
+
+def _torchvision(torchvision: Any, name: str, num_classes: int) -> nn.Module:
+    known = torchvision.models.list_models(module=torchvision.models)  # classifiers: no detection, no segmentation
+    if name not in known:
+        raise LetkdError(f"torchvision has no classifier {name!r}; nearest: {nearest(name, known)}")
+    return torchvision.models.get_model(name, weights=None, num_classes=num_classes)
+
+
+def _transformers(transformers: Any, name: str, num_classes: int) -> nn.Module:
+    return transformers.AutoModelForImageClassification.from_config(_configuration(transformers, name, num_classes))
+
+
+def _configuration(transformers: Any, name: str, num_classes: int) -> Any:
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and name.endswith("Config"):
+        configuration = getattr(transformers, name, None)
+        if configuration is None:
+            known = [key for key in dir(transformers) if key.endswith("Config")]
+            raise LetkdError(f"transformers has no configuration {name!r}; nearest: {nearest(name, known)}")
+        return configuration(num_labels=num_classes)
+    try:
+        where = str(folder) if folder.is_dir() else name
+        return transformers.AutoConfig.from_pretrained(where, num_labels=num_classes, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise LetkdError(
+            f"transformers:{name} is no configuration class, no folder with a config.json, and not in the local cache; nothing is "
+            "downloaded: name one of these, as in transformers:ResNetConfig or transformers:path/to/folder"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """An error's kind and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+EXTRAS: dict[str, Callable[[Any, str, int], nn.Module]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+}

@@ -1,0 +1,109 @@
+"""The two places where the paper's methods sit, proposed for a model that has no table of its own."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from letkd.errors import TapError
+from letkd.taps import Ran, Tap, trace
+
+
+@dataclass(frozen=True)
+class _Map:
+    path: str
+    module: nn.Module
+    shape: tuple[int, ...]
+
+    @property
+    def row(self) -> str:
+        """The container that it is a numbered child of; "" if it is none's."""
+        parent, _, child = self.path.rpartition(".")
+        return parent if child.isdigit() else ""
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return self.shape[-2:]
+
+
+def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
+    """Propose `penultimate` and `intermediate` for a model that has no table of its own.
+
+    penultimate: the last map with more than one pixel, at the shallowest path that gives it. intermediate: the first block of
+    the last stage, i.e. the first of the siblings that all give maps of that size inside the last container; where its layers
+    stand in a row without blocks, as in VGG, the first activation of the row. A proposal to look at, not a promise: a network
+    whose stages are not containers gets no `intermediate`.
+    """
+    return propose(trace(model, example), example)
+
+
+def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+    """What `find_taps` proposes, from a trace that was made with `example`."""
+    # What runs twice cannot be tapped, so it is not proposed.
+    done = sorted((item for item in ran if len(item.shapes) == 1 and item.path), key=lambda item: item.order)
+    maps = [
+        _Map(item.path, item.module, shape)
+        for item in done
+        for shape in item.shapes
+        # Softmax and dropout give attention between tokens, [b heads n n], which looks like a map.
+        if not isinstance(shape, str) and not isinstance(item.module, nn.Softmax | nn.Dropout)
+        if _is_map(shape, tuple(example.shape))
+    ]
+    name = type(ran[0].module).__name__
+    if not maps:
+        raise TapError(f"{name} gives no map [b d h w] with more than one pixel; name the taps yourself")
+    last = maps[-1]
+    _must_be_a_map(name, maps, done)
+
+    def tap(found: _Map) -> Tap:
+        return Tap(found.path, channels=found.shape[1], stride=example.shape[-2] // found.shape[-2])
+
+    first = _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size)
+    return {"penultimate": tap(last)} | ({"intermediate": tap(first)} if first else {})
+
+
+def _is_map(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    """Whether a shape is [b d h w] with several pixels, which lie about as far apart in height as in width."""
+    if len(shape) != 4 or shape[-2] * shape[-1] <= 1:
+        return False
+    down, across = image[-2] / shape[-2], image[-1] / shape[-1]
+    return 0.5 < down / across < 2
+
+
+def _must_be_a_map(name: str, maps: list[_Map], done: list[Ran]) -> None:
+    paths = [item.path for item in done]
+    later = [(item.path, item.shapes[0]) for item in done[paths.index(maps[-1].path) + 1 :]]
+    other = [(path, shape) for path, shape in later if len(shape) > 2 and not isinstance(shape, str) and max(shape[1:-1]) > 1]
+    if len(other) > len(maps):  # fewer are those of a pooling by attention behind a network of maps
+        path, shape = other[-1]
+        how = "in tokens [b n d]" if len(shape) == 3 else "with channels last [b h w d]"
+        raise TapError(
+            f"{name} goes on {how} after its last map ({path!r} gives {list(shape)}), and that is no map [b d h w]; use a method that "
+            "reads logits alone (kd, dkd), or let a module of yours give it as a map and name that"
+        )
+
+
+def _first_of_last_stage(maps: list[_Map], size: tuple[int, ...]) -> _Map | None:
+    paths = {found.path for found in maps}
+    stages: dict[str, list[_Map]] = {}
+    for found in maps:
+        is_block = found.path.rpartition(".")[2].isdigit() and any(other.startswith(f"{found.path}.") for other in paths)
+        if is_block and found.size == size:
+            stages.setdefault(found.path.rpartition(".")[0], []).append(found)
+    # Parts of a block can be numbered, too, and so can stages: of those with several blocks, the outer ones count.
+    stages = {parent: blocks for parent, blocks in stages.items() if len(blocks) > 1} or stages
+    inner = {
+        parent
+        for parent in stages
+        for blocks in stages.values()
+        for found in blocks
+        if f"{parent}.".startswith(f"{found.path}.")
+    }
+    outer = [blocks for parent, blocks in stages.items() if parent not in inner]
+    return outer[-1][0] if outer else None
+
+
+def _first_activation_of_last_row(maps: list[_Map], size: tuple[int, ...]) -> _Map | None:
+    here = [found for found in maps if found.size == size and found.row]
+    row = [found for found in here if found.row == here[-1].row]
+    active = [found for found in row[:-1] if type(found.module).__module__ == nn.ReLU.__module__]
+    return active[0] if active else None

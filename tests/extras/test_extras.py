@@ -1,0 +1,217 @@
+"""Networks of timm, torchvision and transformers, from `create_model` to a trained student; `make test-extras` installs all three."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import letkd
+from letkd.cli.main import main
+from letkd.errors import LetkdError
+from letkd.models import create_model, save_weights
+from letkd.models.cost import macs, parameters
+from letkd.taps import as_logits, probe
+from tests.conftest import images
+
+
+def _torchvision_imports() -> bool:
+    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
+
+
+if importlib.util.find_spec("torchvision") is not None and not _torchvision_imports():
+    # Beside a torch of another build torchvision's compiled operators do not load, and without two of them it does not even
+    # import. Its networks need none of them, so their names are enough.
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def needs(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: `make test-extras`, or pip install 'letkd[{library}]'")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """`letkd …` in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A configuration as transformers writes it: a small ResNet."""
+    table = {
+        "model_type": "resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16],
+        "depths": [1, 2],
+        "layer_type": "basic",
+        "num_labels": 7,
+    }
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(table))
+    return tmp_path / "small"
+
+
+# Parameters with 1000 classes, as published.
+PUBLISHED = {
+    "timm:resnet18": 11_689_512,
+    "timm:mobilenetv3_small_100": 2_542_856,
+    "torchvision:resnet18": 11_689_512,
+    "torchvision:mobilenet_v2": 3_504_872,
+    "transformers:ResNetConfig": 25_557_032,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_networks_have_the_published_size_and_two_sites(name):
+    needs(name.partition(":")[0])
+    model, example = create_model(name, num_classes=1000), torch.zeros(1, 3, 64, 64)
+    assert parameters(model) == PUBLISHED[name]
+    found = letkd.find_taps(model, example)
+    assert set(found) == {"penultimate", "intermediate"}
+    output, f = probe(model, found, example)
+    assert as_logits(output, model).shape == (1, 1000)
+    assert all(value.ndim == 4 for value in f.values())
+    assert macs(model, example) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("timm:resnet19", "timm has no model 'resnet19'; nearest: .*resnet18"),
+        ("timm:hf-hub:some/model", "timm has no model 'hf-hub:some/model'"),
+        ("torchvision:resnet19", "torchvision has no classifier 'resnet19'; nearest: .*resnet18"),
+        ("torchvision:fcn_resnet50", "torchvision has no classifier 'fcn_resnet50'"),
+        ("transformers:ResNettConfig", "transformers has no configuration 'ResNettConfig'; nearest: .*ResNetConfig"),
+        ("transformers:BertConfig", "transformers:BertConfig could not be built: ValueError: Unrecognized configuration class"),
+        ("transformers:some/name", "no folder with a config.json, and not in the local cache; nothing is downloaded"),
+    ],
+)
+def test_names_that_are_not_there(name, sentence, monkeypatch):
+    needs(name.partition(":")[0])
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("somebody asked the network"))
+    with pytest.raises(LetkdError, match=sentence) as caught:
+        create_model(name, num_classes=3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_state_dicts_of_torchvision_load_into_the_zoo_and_back(name, tmp_path):
+    """All three have the same names for the same weights, bare or under a key, with `module.` or without."""
+    needs(name.partition(":")[0])
+    foreign = create_model(name, num_classes=5).eval()
+    torch.save(foreign.state_dict(), tmp_path / "bare.pth")
+    torch.save(
+        {"state_dict": {f"module.{key}": value for key, value in foreign.state_dict().items()}}, tmp_path / "ddp.pth.tar"
+    )
+    x = torch.randn(2, 3, 64, 64)
+    for file in ("bare.pth", "ddp.pth.tar"):
+        ours = create_model("resnet18", num_classes=5, weights=tmp_path / file).eval()
+        torch.testing.assert_close(ours(x), foreign(x))
+    save_weights(ours, tmp_path / "ours.safetensors")
+    torch.testing.assert_close(create_model(name, num_classes=5, weights=tmp_path / "ours.safetensors").eval()(x), ours(x))
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18", "transformers:ResNetConfig"])
+def test_a_head_of_another_size_never_loads_silently(name, tmp_path):
+    needs(name.partition(":")[0])
+    save_weights(create_model(name, num_classes=10), tmp_path / "ten.safetensors")
+    with pytest.raises(
+        LetkdError, match=r"2 wrong shapes \((fc|classifier\.1)\.weight is \[10, \d+\] in the file and \[7, \d+\] in the model"
+    ):
+        create_model(name, num_classes=7, weights=tmp_path / "ten.safetensors")
+
+
+def test_transformers_from_a_folder_answer_with_logits(folder):
+    needs("transformers")
+    model = create_model(f"transformers:{folder}", num_classes=5)
+    x, _ = images(2, size=(32, 32))
+    output = model(x)
+    assert not isinstance(output, torch.Tensor)
+    assert as_logits(output, model).shape == (2, 5)
+    assert torch.equal(model(pixel_values=x).logits, output.logits)
+
+
+def test_transformers_of_another_image_size_get_a_sentence(run):
+    needs("transformers")
+    code, _, err = run("taps", "transformers:ViTConfig", "--input", "32x32")
+    assert (code, err.count("\n")) == (2, 1)
+    assert re.search(r"given one tensor \[1, 3, 32, 32\] and failed with ValueError: .*224", err)
+    code, _, err = run("train", "digits/tiny/ce", "--student", "transformers:ViTConfig", "--quick")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("timm:vit_tiny_patch16_224", "goes on in tokens [b n d] after its last map ('norm' gives [1, 197, 192])"),
+        (
+            "timm:swin_tiny_patch4_window7_224",
+            "goes on with channels last [b h w d] after its last map ('norm' gives [1, 7, 7, 768])",
+        ),
+        ("transformers:ViTConfig", "goes on in tokens [b n d] after its last map ('vit.layernorm' gives [1, 197, 768])"),
+    ],
+)
+def test_transformers_of_images_get_no_proposal_but_a_reason(run, name, says):
+    needs(name.partition(":")[0])
+    code, out, _ = run("taps", name)
+    assert code == 0
+    assert says in out
+    assert "--tap" not in out
+
+
+OWN = """
+from torch import nn
+
+def big(num_classes):
+    body = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 24, 3, 2, 1), nn.ReLU())
+    return nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, num_classes))
+"""
+
+
+@pytest.mark.parametrize(
+    "student",
+    ["timm:mobilenetv3_small_100", "torchvision:shufflenet_v2_x0_5", "transformers:small"],
+)
+def test_train_and_eval_a_student_from_elsewhere_with_a_teacher_of_ones_own(run, folder, tmp_path, monkeypatch, student):
+    needs(student.partition(":")[0])
+    package = f"letkd_test_{student.partition(':')[0]}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / package / "models.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    teacher = f"{package}.models:big"
+    code, out, err = run("taps", student, "--input", "3x32x32", "--num-classes", 10)
+    assert code == 0, err
+    (taps,) = re.findall(rf"^as student: letkd train … --student {re.escape(student)} (.*)$", out, re.M)
+    (penultimate,) = re.findall(r"--tap (penultimate=\S+)", taps)
+    assert isinstance(create_model(student, num_classes=10).get_submodule(penultimate.partition("=")[2]), nn.Module)
+    save_weights(create_model(teacher, num_classes=10), "w.safetensors")
+    given = ["--teacher", teacher, "--teacher-weights", "w.safetensors", "--teacher-tap", "penultimate=0"]
+    code, _, err = run(
+        "train", "digits/tiny/letkd-1", "--student", student, "--tap", penultimate, *given, "--quick", "--out", "run"
+    )
+    assert code == 0, err
+    code, _, err = run("eval", "run")
+    assert (code, "code is not run because a file names it" in err) == (2, True)
+    code, out, err = run("eval", "run", "--student", student)
+    assert code == 0, err
+    assert re.search(r"│ +test │ +\d", out)

@@ -1,0 +1,12 @@
+"""docs/models.md is what the zoo is."""
+
+from pathlib import Path
+
+from letkd.report.models import as_markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_current():
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert page == as_markdown(), "run: python -m letkd.report.models > docs/models.md"
