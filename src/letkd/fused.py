@@ -185,7 +185,7 @@ class _Match(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gv, gZ = grad_outputs
         x, W, A, B, V, v, r, log_Z = ctx.saved_tensors
         dtype, n, K, chunk = ctx.dtype, len(x), len(W), min(len(x), _chunk(x, len(W)))

@@ -28,26 +28,33 @@ def largest_entries(
 ) -> Entries | None:
     """p_T of `soft_assign` without its tail: the labels above `least` times the pixel's largest, scaled to sum to one.
 
-    Rows go in chunks, so no [n K] tensor is held. None where more than one label in eight would be kept, or where a pixel has
-    none because of a NaN.
+    Rows go in chunks, so no [n K] tensor is held, and labels in blocks: a block whose largest is too small is not looked at again.
+    None where more than one label in eight would be kept, or where a pixel has none because of a NaN.
     """
+    K, width = len(rho), math.isqrt(len(rho))
+    blocks = -(-K // width)
     scaled, shift = ((2 * tau) * rho).T.contiguous(), tau * (rho * rho).sum(dim=1)
-    logits = f.new_empty(min(chunk, len(f)), len(rho))
+    logits = f.new_full((min(chunk, len(f)), blocks * width), -torch.inf)  # the last block is filled up with −∞
     index, weight, count = [], [], []
     for rows in f.split(chunk):
-        logit = torch.mm(rows, scaled, out=logits[: len(rows)]).sub_(shift)
-        top = logit.amax(dim=1)
-        pixel, k = (logit > (top + math.log(least))[:, None]).nonzero(as_tuple=True)
-        e = (logit[pixel, k] - top[pixel]).exp_()
+        logit = logits[: len(rows)]
+        torch.sub(rows @ scaled, shift, out=logit[:, :K])
+        block = logit.view(len(rows), blocks, width)
+        best = block.amax(dim=2)
+        top = best.amax(dim=1, keepdim=True)
+        pixel, at = (best > top + math.log(least)).nonzero(as_tuple=True)
+        over = block[pixel, at] - top[pixel]  # [some width]
+        which, k = (over > math.log(least)).nonzero(as_tuple=True)
+        e, pixel = over[which, k].exp_(), pixel[which]
         weight.append(e / e.new_zeros(len(rows)).index_add_(0, pixel, e)[pixel])
-        index.append(k)
+        index.append(at[which] * width + k)
         count.append(torch.bincount(pixel, minlength=len(rows)))
-        if 8 * len(k) > logit.numel():
+        if 8 * len(k) > len(rows) * K:
             return None
     counts = torch.cat(count)
     if not bool(counts.all()):
         return None
-    return Entries(torch.cat(index), torch.cat(weight), counts.cumsum(dim=0) - counts, len(rho))
+    return Entries(torch.cat(index), torch.cat(weight), counts.cumsum(dim=0) - counts, K)
 
 
 class KMeansSupervision(Supervision):
