@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 import letkd
 from letkd.functional import pixel_kl
@@ -19,6 +18,7 @@ from letkd.fused import label_kl, log_partition
 from letkd.layer import CosineConv1x1, KDLayer
 from letkd.supervision import KMeansSupervision, SubclassSupervision, Supervision
 from letkd.taps import Tap, Taps
+from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 C, d, SIZE = 100, 64, 8
 

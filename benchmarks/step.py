@@ -11,11 +11,11 @@ every row in turn, so that noise of a shared machine falls on all alike; the med
 from collections.abc import Callable
 
 import torch
-from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 import letkd
 from letkd.methods import METHODS
 from letkd.recipes import resolve
+from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 C = 100
 ROWS = ["ce", "teacher", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd"]

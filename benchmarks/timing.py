@@ -23,7 +23,9 @@ MARGIN = 1.5  # a ratio may be so many times the recorded one: machines differ, 
 def parser(doc: str, *, rounds: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rounds", type=int, default=rounds, help="how often every case is timed; the median counts")
-    made.add_argument("--check", action="store_true", help=f"fail where a ratio is over {MARGIN} times the one in {RECORDED.name}")
+    made.add_argument(
+        "--check", action="store_true", help=f"fail where a ratio is over {MARGIN} times the one in {RECORDED.name}"
+    )
     made.add_argument("--record", action="store_true", help=f"write the ratios to {RECORDED.name}")
     return made
 

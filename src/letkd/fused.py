@@ -16,7 +16,6 @@ with pixels as rows x_i of unit length, templates w_k as rows of W and scores a 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,7 +24,9 @@ from torch.distributed.nn.functional import all_reduce
 
 from letkd.errors import DataError
 from letkd.functional import pixels
+from letkd.processes import several
 from letkd.supervision.labels import Labels
+from letkd.train.sync_bn import SyncedBatchNorm2d
 
 
 def kd_layer(
@@ -41,7 +42,7 @@ def kd_layer(
 
     Args:
         omega, nu: kernels of unit length times their scale.
-        bn: gives and takes statistics as it would by itself: of this process, or of all where it is an `nn.SyncBatchNorm`.
+        bn: gives and takes statistics as it would by itself: of this process, or of all where it is a synced one.
         alpha: α of the residual sum; where it is 0 only log Z is computed.
         normalize: whether p is scaled to unit length before ν.
     """
@@ -100,25 +101,24 @@ def bn_affine(
     if not bn.training and bn.running_mean is not None and bn.running_var is not None:
         mean, var = bn.running_mean, bn.running_var
     else:
-        m, S, n = _moments(x, bn.process_group if isinstance(bn, nn.SyncBatchNorm) else None, isinstance(bn, nn.SyncBatchNorm))
+        m, S, n = _moments(x, of_all=isinstance(bn, SyncedBatchNorm2d | nn.SyncBatchNorm))
         mean, var = W @ m, ((W @ S) * W).sum(dim=1).clamp_min(0)
         _track(bn, mean.detach(), var.detach() * (n / (n - 1)))
     A = bn.weight * torch.rsqrt(var + bn.eps)
     return A, bn.bias - mean * A
 
 
-def _moments(x: Tensor, group: Any, everywhere: bool) -> tuple[Tensor, Tensor, float]:
-    """Mean [d], covariance [d d] (divided by n) and number n of the rows, of this process or of all in the group."""
-    gather = everywhere and dist.is_initialized() and dist.get_world_size(group) > 1
-    n, total = float(len(x)), x.sum(dim=0)
-    if gather:
-        told = all_reduce(torch.cat([total, total.new_tensor([n])]), group=group)
+def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
+    """Mean [d], covariance [d d] (divided by n) and number n of the rows, of this process or of all."""
+    of_all, n, total = of_all and several(), float(len(x)), x.sum(dim=0)
+    if of_all:
+        told = all_reduce(torch.cat([total, total.new_tensor([n])]))
         total, n = told[:-1], float(told[-1])
     if n < 2:
         raise DataError("batch normalisation learns from two pixels or more and got one; use a larger batch, or eval()")
     m = total / n
     second = (x - m).T @ (x - m)
-    return m, (all_reduce(second, group=group) if gather else second) / n, n
+    return m, (all_reduce(second) if of_all else second) / n, n
 
 
 def _track(bn: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor) -> None:

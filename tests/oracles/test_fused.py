@@ -19,6 +19,7 @@ from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
 from letkd.supervision.labels import Entries, Rows, Table
 from letkd.taps import Tap, Taps
+from letkd.train.sync_bn import sync_batch_norms
 from tests.conftest import METHODS, a_distiller, a_stream, same_state, steps
 
 d, K = 5, 11
@@ -268,12 +269,12 @@ def test_a_table_is_its_rows():
 # ------------------------------------------------------------------------------------------------ several processes
 
 
-def in_step(rank: int, where: str, out: str) -> None:
+def in_step(rank: int, where: str, out: str, torchs_own: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{where}", rank=rank, world_size=2)
     torch.manual_seed(0)
     _, twin = layers()
-    nn.SyncBatchNorm.convert_sync_batchnorm(twin)
+    nn.SyncBatchNorm.convert_sync_batchnorm(twin) if torchs_own else sync_batch_norms(twin)
     part = halves()[rank].requires_grad_()
     (twin(part) * weights()[rank]).sum().backward()
     gradients = {name: parameter.grad for name, parameter in twin.named_parameters()}
@@ -293,8 +294,9 @@ def weights() -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.sin(9 * x) for x in halves())
 
 
-def test_statistics_of_all_processes_are_those_of_the_whole_batch(tmp_path):
-    mp.spawn(in_step, args=(str(tmp_path / "meet"), str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize("torchs_own", [False, True])
+def test_statistics_of_all_processes_are_those_of_the_whole_batch(tmp_path, torchs_own):
+    mp.spawn(in_step, args=(str(tmp_path / "meet"), str(tmp_path), torchs_own), nprocs=2)
     told = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     torch.manual_seed(0)
     plain, _ = layers()

@@ -179,7 +179,9 @@ def test_without_a_folder_it_says_how_to_get_the_files(name, tmp_path):
         load_data(name)
     with pytest.raises(DataError, match=f"does not exist; get it with `letkd data get {name}`, or download {says}"):
         load_data(name, root=tmp_path / "nowhere")
-    with pytest.raises(DataError, match=f"holds neither its files nor its archive; get it with `letkd data get {name}`, or download {says}"):
+    with pytest.raises(
+        DataError, match=f"holds neither its files nor its archive; get it with `letkd data get {name}`, or download {says}"
+    ):
         load_data(name, root=tmp_path)
 
 

@@ -45,7 +45,9 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
     """Shuffled and augmented, the last incomplete batch dropped, as the authors do; of several processes, one's part."""
     size = min(recipe.data.batch_size, len(data.train))
     if size % world:
-        raise RecipeError(f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}")
+        raise RecipeError(
+            f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}"
+        )
     return Loader(
         data.train,
         size,
