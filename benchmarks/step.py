@@ -1,121 +1,95 @@
 """Time and peak memory of one training step by method, interleaved in one run, as ratios to plain cross-entropy.
 
-    python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 8] [--rows ce,kd,letkd-2]
+    python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 5]
+                              [--rows ce,teacher,kd,letkd-1:plain,letkd-1,letkd-1:bf16] [--check | --record]
 
-Every round takes one step of every method in turn, so that noise of a shared machine falls on all alike; the median is
-shown. Peak memory is what one step allocates over what was there before it, read from torch's allocator on CUDA and from a
-profile of allocations on CPU.
+A row is a method as `letkd train --method` names it; `:plain` computes the KD layer and its loss as the paper writes them (else they
+are fused), `:bf16` runs under autocast; `teacher` is the teacher's forward alone, as a step runs it. Every round takes one step of
+every row in turn, so that noise of a shared machine falls on all alike; the median is shown.
 """
 
-import argparse
-import statistics
-import time
+from collections.abc import Callable
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import letkd
 from letkd.methods import METHODS
-from letkd.progress import set_quiet
 from letkd.recipes import resolve
+from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 C = 100
-ROWS = ["ce", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd", "quest", "letkd-1", "letkd-2"]
+ROWS = ["ce", "teacher", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd"]
+ROWS += ["quest:plain", "quest", "letkd-1:plain", "letkd-1", "letkd-2:plain", "letkd-2"]
+BF16 = ["ce:bf16", "quest:bf16", "letkd-1:plain:bf16", "letkd-1:bf16", "letkd-2:bf16"]
 SITE = "sites.penultimate.supervision"
-K_OF = {"quest": [f"quest.{SITE}"], "letkd-1": [f"letkd.{SITE}"], "letkd-2": [f"letkd.{SITE}"]}  # where K is set
+K_OF = {"quest": f"quest.{SITE}", "letkd-1": f"letkd.{SITE}", "letkd-2": f"letkd.{SITE}"}  # where K is set
 
 
-def distillers(teacher: torch.nn.Module, student: str, K: int, rows: list[str]) -> dict[str, letkd.Distiller]:
-    """One distiller a method, as its recipe has it, each with its own student; supervisions are fitted to random images."""
-    x = torch.randn(200, 3, 32, 32)
+def distiller(row: str, teacher: torch.nn.Module, student: str, K: int, *, fused: bool) -> letkd.Distiller:
+    """A method as its recipe has it, with a student of its own; supervisions are fitted to random images.
+
+    τ = 33 of the mean squared distance between centres makes labels as sharp as those of a trained ResNet-56 on CIFAR at τ = 1.
+    """
+    x = torch.randn(200, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     stream = [letkd.Batch(x[part], part % C, part) for part in torch.arange(200).split(100)]
-    made = {}
-    for row in rows:
-        recipe = resolve("cifar100/rn56-rn20", method=row, settings=[f"methods.{key}.K={K}" for key in K_OF.get(row, [])])
-        methods = [METHODS[name].from_recipe(table) for name, table in recipe.methods.items()]
-        torch.manual_seed(0)
-        weights = recipe.phases[0].weights if recipe.phases else recipe.weights
-        network = letkd.create_model(student, num_classes=C)
-        made[recipe.title] = letkd.Distiller(network, teacher, methods, weights=weights).fit(stream)
-    return made
+    sharp = {"K": K, "scale_free": "true", "tau": 33.0} if row in K_OF else {}
+    settings = [f"methods.{K_OF[row]}.{key}={value}" for key, value in sharp.items()]
+    recipe = resolve("cifar100/rn56-rn20", method=row, settings=settings)
+    methods = [METHODS[name].from_recipe(table) for name, table in recipe.methods.items()]
+    weights = recipe.phases[0].weights if recipe.phases else recipe.weights
+    torch.manual_seed(0)
+    network = letkd.create_model(student, num_classes=C)
+    return letkd.Distiller(network, teacher, methods, weights=weights, fused=fused).fit(stream)
 
 
-def step(distiller: letkd.Distiller, optimizer: torch.optim.Optimizer, batch: letkd.Batch) -> None:
-    distiller(batch).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+def step(made: letkd.Distiller, batch: letkd.Batch, *, bf16: bool) -> Callable[[], None]:
+    # Only the cost counts: with an untrained teacher a real learning rate makes some methods diverge within a few steps.
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-7, momentum=0.9)
 
+    def run() -> None:
+        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=bf16):
+            loss = made(batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-def peak_memory(run) -> int:
-    """Bytes held at the worst moment of `run`, over those held before it."""
-    from torch.profiler import ProfilerActivity, profile
-
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        run()
-    held = peak = 0
-    for event in sorted(
-        (e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
-    ):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+    return run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teacher", default="resnet56")
-    parser.add_argument("--student", default="resnet20")
-    parser.add_argument("--K", type=int, default=4096)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--rows", default=",".join(ROWS), help="methods, as letkd train --method names them; ce first")
-    args = parser.parse_args()
-    set_quiet(True)
+    arguments = parser(__doc__, rounds=5)
+    arguments.add_argument("--teacher", default="resnet56")
+    arguments.add_argument("--student", default="resnet20")
+    arguments.add_argument("--K", type=int, default=4096)
+    arguments.add_argument("--batch", type=int, default=64)
+    arguments.add_argument("--rows", help="ce first; bf16 rows are among the default ones where the processor has bf16")
+    args = begin(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
+    native = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    rows = args.rows.split(",") if args.rows else ROWS + (BF16 if native else [])
     teacher = letkd.create_model(args.teacher, num_classes=C)
-    made = {
-        name: distiller.to(device).train()
-        for name, distiller in distillers(teacher, args.student, args.K, args.rows.split(",")).items()
-    }
-    # Only the cost counts: with an untrained teacher a real learning rate makes some methods diverge within a few steps.
-    optimizers = {name: torch.optim.SGD(distiller.parameters(), lr=1e-7, momentum=0.9) for name, distiller in made.items()}
     index = torch.arange(args.batch) % 200
     batch = letkd.Batch(torch.randn(args.batch, 3, 32, 32), index % C, index, epoch=20).to(device)
-    times: dict[str, list[float]] = {name: [] for name in made}
-    memory = {}
-    for k in range(args.rounds + 1):
-        for name, distiller in made.items():
-            start = time.perf_counter()
-            step(distiller, optimizers[name], batch)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if k:  # the first round warms up
-                times[name].append(time.perf_counter() - start)
-    for name, distiller in made.items():
-        memory[name] = peak_memory(lambda name=name, distiller=distiller: step(distiller, optimizers[name], batch))
-    table = Table(
-        title=f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}, {device}, {torch.get_num_threads()} threads"
+    cases: dict[str, Callable[[], object]] = {}
+    for row in rows:
+        name, *how = row.split(":")
+        made = distiller("kd" if name == "teacher" else name, teacher, args.student, args.K, fused="plain" not in how)
+        made.to(device).train()
+        cases[row] = (lambda made=made: made._teach(batch.x)) if name == "teacher" else step(made, batch, bf16="bf16" in how)
+    times = interleaved(cases, args.rounds)
+    memory = {row: peak_memory(run) for row, run in cases.items()}
+    unit, base = times[rows[0]], memory[rows[0]]
+    taught = unit + times.get("teacher", float("nan"))
+    shown = []
+    for row, t in times.items():
+        over = "" if row in ("ce", "teacher") else f"{(t - taught) / unit:.2f}"
+        shown.append([row, f"{1e3 * t:.0f}", f"{t / unit:.2f}", over, f"{memory[row] / 1e6:.0f}", f"{memory[row] / base:.2f}"])
+    show(
+        f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}; {where()}",
+        ["step", "ms", "units", "over student and teacher", "peak memory (MB)", "memory / first"],
+        shown,
     )
-    for column in ("step", "time (ms)", "time / first", "peak memory (MB)", "memory / first"):
-        table.add_column(column, justify="left" if column == "step" else "right")
-    unit = statistics.median(next(iter(times.values())))
-    for name in made:
-        middle = statistics.median(times[name])
-        table.add_row(
-            name,
-            f"{1e3 * middle:.0f}",
-            f"{middle / unit:.2f}",
-            f"{memory[name] / 1e6:.0f}",
-            f"{memory[name] / next(iter(memory.values())):.2f}",
-        )
-    Console().print(table)
+    settle(args, "step", {row: t / unit for row, t in times.items()})
 
 
 if __name__ == "__main__":

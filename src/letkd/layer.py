@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from letkd import fused
+
 
 def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 1.0) -> Float[Tensor, "b K *i"]:
     """Assign each pixel to the templates it matches, or to none: the solution of (A.2).
@@ -50,7 +52,11 @@ class CosineConv1x1(nn.Module):
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b K h w"]:
         if self.normalize_input:
             x = F.normalize(x, dim=1, eps=1e-12)  # supplement 2.2: x_i / ‖x_i‖
-        return F.conv2d(x, self.scale * F.normalize(self.weight, dim=1, eps=1e-12))  # supplement 2.2: s · w_k / ‖w_k‖
+        return F.conv2d(x, self.kernels())
+
+    def kernels(self) -> Float[Tensor, "K d 1 1"]:
+        """The kernels in use: of unit length, times the scale."""
+        return self.scale * F.normalize(self.weight, dim=1, eps=1e-12)  # supplement 2.2: s · w_k / ‖w_k‖
 
     def extra_repr(self) -> str:
         out_channels, in_channels = self.weight.shape[:2]
@@ -73,6 +79,10 @@ class KDLayer(nn.Module):
         scale_nu: first value of the learnable scale of ν. The authors use 1.0.
         normalize_value_input: whether p is scaled to unit length before ν. The authors' code does; the paper's text speaks of
             the kernels only, and with False the strength of the match reaches x̂ (docs/deviations.md, D3 and D4).
+
+    Below stands the definition. With `fused` set, as a method does for training, `letkd.fused` gives the same x̂ within rounding and
+    in a fraction of the memory: `a` is then never there as a whole, and the child `log_Z` has log Σ_k exp a_{k|i} for the loss.
+    What is compiled or exported is always the definition.
     """
 
     def __init__(
@@ -86,18 +96,27 @@ class KDLayer(nn.Module):
         normalize_value_input: bool = True,
     ):
         super().__init__()
-        self.alpha = float(alpha)
+        self.alpha, self.fused = float(alpha), False
         self.omega = CosineConv1x1(d, K, scale=scale_omega)
         self.bn = nn.BatchNorm2d(K)
         self.nu = CosineConv1x1(K, d, scale=scale_nu, normalize_input=normalize_value_input)
+        self.log_Z = nn.Identity()  # a place for a tap; no weights
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
+        if self.fused and not torch.compiler.is_compiling():
+            return self._fused(x)
         a = self.omega(x)  # section 4.1: a_{k|i} = ω_kᵀ x_i  [b K h w]
         if self.alpha == 0:
             return x
         p = F.relu(self.bn(a))  # section 4.1; (A.4); (A.7): p_{|i} ≈ BN-ReLU(a_{|i})  [b K h w]
         x_prime = self.nu(p)  # section 4.1: x'_i = Σ_k p_{k|i} ν_k  [b d h w]
         return x + self.alpha * x_prime  # (4.1)
+
+    def _fused(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
+        omega, nu = self.omega.kernels(), self.nu.kernels()
+        x_hat, log_Z = fused.kd_layer(x, omega, self.bn, nu, alpha=self.alpha, normalize=self.nu.normalize_input)
+        self.log_Z(log_Z)
+        return x_hat
 
     def settings(self) -> dict[str, Any]:
         """What the constructor needs to make this layer again, its weights apart."""

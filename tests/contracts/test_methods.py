@@ -199,7 +199,7 @@ def test_the_exported_student_stands_alone(name, pair):
     assert all(parameter.grad is None for parameter in student.parameters())
     with torch.no_grad():
         logits = student(x)
-        assert torch.equal(logits, distiller.eval().student(x))
+        torch.testing.assert_close(logits, distiller.eval().student(x))  # of a fused layer within rounding
         for twin in (copy.deepcopy(student), pickle.loads(pickle.dumps(student))):
             assert torch.equal(twin(x), logits)
         torch.nn.init.zeros_(distiller.student.fc.weight)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from letkd.errors import FitError, NonFiniteError, NotFittedError
+from letkd.functional import pixels
 from letkd.methods import LetKD, Site
 from letkd.supervision import SUPERVISIONS as REGISTRY
 from letkd.supervision import Supervision
@@ -66,6 +67,23 @@ def test_labels_are_distributions(kind):
     torch.testing.assert_close(p_T.sum(dim=1), torch.ones(12, 3, 5))
     assert not p_T.requires_grad
     assert p_T.std() > 0
+
+
+@every_kind
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64, torch.bfloat16])
+def test_labels_in_their_small_form_are_the_same(kind, precision):
+    f_T, y, _ = features(seed=1)
+    f_T, supervision = f_T.to(precision), fitted(kind)
+    if precision == torch.float64:
+        supervision.double()
+    p_T, labels = pixels(supervision.p_T(f_T, y)), supervision.labels(f_T, y)
+    torch.testing.assert_close(labels.dense(), p_T, rtol=1e-5, atol=2e-7)
+    torch.testing.assert_close(labels.negative_entropy(), torch.xlogy(p_T, p_T).sum(dim=1), rtol=1e-4, atol=1e-5)
+    W = torch.randn(supervision.num_labels(), 3, dtype=p_T.dtype, requires_grad=True)
+    mixed, weight = labels.mix(W), torch.randn(len(p_T), 3, dtype=p_T.dtype)
+    torch.testing.assert_close(mixed, p_T @ W, rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad((mixed * weight).sum(), W)
+    torch.testing.assert_close(gradient, p_T.T @ weight, rtol=1e-4, atol=1e-4)
 
 
 @every_kind

@@ -17,7 +17,7 @@ from letkd.errors import RecipeError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.supervision.stats import ClassMoments, Reservoir
-from letkd.train.sync_bn import sync_batch_norms, unsync_batch_norms
+from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from tests.end_to_end.test_resume import recipe_for, same_end, teacher  # noqa: F401 - a fixture
 
 HERE = Path(__file__).parent

@@ -47,6 +47,21 @@ def test_every_method_runs_and_leaves_a_whole_folder(method, teacher, tmp_path):
     assert not any("teacher" in key for key in read_state_dict(tmp_path / "run" / "last" / NAME))
 
 
+def test_the_ways_to_save_time_change_no_number_beyond_rounding(teacher, tmp_path):
+    """All of it: loss by loss, on the way and at the end; and the run folder holds plain weights."""
+    quick = ["train.fused=true", "train.channels_last=true", "train.fold_teacher=true"]
+    rows = []
+    for name, settings in (("plain", ["train.fused=false"]), ("quick", quick)):
+        loop.train(recipe_for("letkd-2", teacher, *settings), tmp_path / name)
+        rows.append([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
+    for one, two in zip(*rows, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
+    one, two = (read_state_dict(tmp_path / name / "student.safetensors") for name in ("plain", "quick"))
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize(("method", "after"), [("ce", 2), ("letkd-2", 2), ("crd", 3), ("ab", 1), ("ab", 2)])
 def test_a_stopped_run_goes_on_to_the_same_weights(method, after, teacher, tmp_path, monkeypatch):
     recipe = recipe_for(method, teacher, "train.epochs=4")

@@ -326,8 +326,8 @@ def poison_weight(distiller, batch):
     ("poison", "where"),
     [
         (poison_input, r"the input batch of epoch 4"),
-        (poison_student, r"the student's tap 'penultimate\.a'"),
-        (poison_omega, r"the student's tap 'penultimate\.a'"),
+        (poison_student, r"the student's tap 'penultimate\.x'"),
+        (poison_omega, r"the student's tap 'penultimate\.log_Z'"),
         (poison_head, r"the student's tap 'logits'"),
         (poison_labels, r"the loss term 'kd/penultimate'"),
         (poison_weight, r"the weighted loss"),

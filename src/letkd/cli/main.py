@@ -9,6 +9,7 @@ import typer
 from letkd import __version__
 from letkd.cli import cells, compare, data, demo, evaluate, fit, methods, models, show, taps, train
 from letkd.errors import RESUME_ME, LetkdError, Stopped
+from letkd.memory import keep_large_blocks
 
 _debug = False
 app = typer.Typer(
@@ -50,6 +51,7 @@ def options(
 def main() -> None:
     """Run the command line: a wrong input is one sentence and exit code 2, a stop that can go on is 75, a hard one by Ctrl-C 130."""
     signal.signal(signal.SIGTERM, _stop)
+    keep_large_blocks()
     try:
         app()
     except LetkdError as error:

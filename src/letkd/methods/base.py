@@ -132,7 +132,8 @@ class Method(nn.Module):
     """One row of the paper's tables.
 
     `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
-    gives the losses, each a scalar without weight; `export` gives what ships.
+    gives the losses, each a scalar without weight; `export` gives what ships. Where `fused` is set before `build` and the method
+    has a form that needs less time and memory for the same numbers within rounding, that one is used.
     """
 
     name: ClassVar[str]
@@ -142,6 +143,7 @@ class Method(nn.Module):
     def __init__(self):
         super().__init__()
         self.reads = Reads()
+        self.fused = False
 
     @classmethod
     def from_recipe(cls, table: Any) -> Self:

@@ -2,8 +2,9 @@
 
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from letkd.layer import KDLayer
 from letkd.methods.base import Side, View
 from letkd.methods.quest import QUEST, module_name
 from letkd.methods.site import Site
@@ -25,11 +26,29 @@ class LetKD(QUEST):
     loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site, on the templates of a KD layer in the student"
 
     def _place(self, site: Site, student: Side, d: int, K: int) -> None:
-        path = student.graft(site.layer(d, K), site.role, f"kd_{module_name(site.role)}")  # section 3: f_{l+1} ∘ f_KD ∘ f_l
-        self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
+        layer = site.layer(d, K)
+        layer.fused, self._omega[site.role] = self.fused, layer.omega
+        path = student.graft(layer, site.role, f"kd_{module_name(site.role)}")  # section 3: f_{l+1} ∘ f_KD ∘ f_l
+        self.reads.student[f"{site.role}.x"] = Tap(path, channels=d, io="input")
+        if self.fused:
+            self.reads.student[f"{site.role}.log_Z"] = Tap(f"{path}.log_Z")
+        else:
+            self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
+
+    def _student_role(self, role: str) -> str:
+        return f"{role}.x"
 
     def _a(self, role: str, view: View) -> Tensor:
         return view.student[f"{role}.a"]
+
+    def _log_Z(self, role: str, view: View) -> Tensor:
+        return view.student[f"{role}.log_Z"]
+
+    def export(self, student: nn.Module) -> nn.Module:
+        for layer in student.modules():
+            if isinstance(layer, KDLayer):
+                layer.fused = False
+        return student
 
 
 def letkd1(K: int = 4096, *, tau: float = 1.0, alpha: float = 1.0) -> LetKD:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
 from letkd.functional import pixel_kl, pool_ratio, pool_to
+from letkd.fused import label_kl, log_partition
 from letkd.layer import CosineConv1x1
 from letkd.methods.base import Fitting, Method, Side, View, as_table, collected, construct
 from letkd.methods.site import Site
@@ -34,6 +35,7 @@ class QUEST(Method):
         self.sites = {site.role: site for site in sites}
         self.supervision = nn.ModuleDict({module_name(site.role): site.supervision for site in sites})
         self.predictor = nn.ModuleDict()
+        self._omega: dict[str, CosineConv1x1] = {}  # the templates by role, wherever they are registered
         self._ratio: dict[str, tuple[int, int]] = {}
 
     @classmethod
@@ -56,11 +58,18 @@ class QUEST(Method):
             self._place(site, student, student.map_shape(role)[0], site.supervision.num_labels())
 
     def _place(self, site: Site, student: Side, d: int, K: int) -> None:
-        self.predictor[module_name(site.role)] = CosineConv1x1(d, K, scale=site.scale_omega)
+        self._omega[site.role] = self.predictor[module_name(site.role)] = CosineConv1x1(d, K, scale=site.scale_omega)
         self.reads.student[site.role] = student.taps[site.role]
 
     def _a(self, role: str, view: View) -> Tensor:
-        return self.predictor[module_name(role)](view.student[role])
+        return self._omega[role](view.student[role])
+
+    def _log_Z(self, role: str, view: View) -> Tensor:
+        return log_partition(view.student[role], self._omega[role].kernels())
+
+    def _student_role(self, role: str) -> str:
+        """Where the student's map is read that the templates match."""
+        return role
 
     def _teacher_role(self, role: str) -> str:
         return role + self.sites[role].supervision.reads
@@ -77,10 +86,15 @@ class QUEST(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = {}
         for role, site in self.sites.items():
-            a = self._a(role, view)  # Alg. 3: p_S = softmax(a)
-            f_T = pool_to(view.teacher[self._teacher_role(role)], (a.shape[-2], a.shape[-1]), role)
-            p_T = site.supervision.p_T(f_T, view.batch.y)  # Alg. 1, online; Alg. 2, online
-            losses[f"kd/{role}"] = pixel_kl(p_T, a)  # Alg. 3: L_KD
+            x = view.student[self._student_role(role)]
+            f_T = pool_to(view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1]), role)
+            if self.fused:
+                labels = site.supervision.labels(f_T, view.batch.y)  # Alg. 1, online; Alg. 2, online
+                loss = label_kl(labels, x, self._omega[role].kernels(), self._log_Z(role, view))  # Alg. 3: L_KD
+            else:
+                p_T = site.supervision.p_T(f_T, view.batch.y)  # Alg. 1, online; Alg. 2, online
+                loss = pixel_kl(p_T, self._a(role, view))  # Alg. 3: L_KD, p_S = softmax(a)
+            losses[f"kd/{role}"] = loss
         return losses
 
 

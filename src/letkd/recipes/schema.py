@@ -64,6 +64,11 @@ class Train(_Table):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, description="at most so many steps an epoch; for smoke runs")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
+    fused: bool = Field(default=True, description="KD layers and per-pixel losses over chunks of pixels; equal within rounding")
+    channels_last: bool = Field(
+        default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
+    )
+    fold_teacher: bool = Field(default=False, description="the teacher runs with BN folded into its convolutions")
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time; for GPUs")
 
 

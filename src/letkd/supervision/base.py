@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from letkd.errors import FitError, NonFiniteError, NotFittedError
+from letkd.functional import pixels
+from letkd.supervision.labels import Labels, Rows
 
 
 class Supervision(nn.Module):
@@ -72,6 +74,10 @@ class Supervision(nn.Module):
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         """The labels of every pixel: non-negative, one in sum over K."""
         raise NotImplementedError
+
+    def labels(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Labels:
+        """The same labels, pixels as rows, in the form that takes least: the fused loss reads them."""
+        return Rows(pixels(self.p_T(f_T, y)))
 
     def _check_map(self, f_T: Tensor) -> None:
         if not torch.isfinite(f_T).all():

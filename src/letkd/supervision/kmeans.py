@@ -1,5 +1,6 @@
 """K-means labels: soft assignments of every pixel to the centres of the teacher's features (section 4.2.1, Alg. 1)."""
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -7,7 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import FitError
+from letkd.functional import pixels
 from letkd.supervision.base import Supervision
+from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import Reservoir, kmeans
 
 
@@ -20,12 +23,48 @@ def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: flo
     return torch.softmax(logits, dim=1)  # section 4.2.1; Alg. 1, online: p_T = softmax(−τ d)
 
 
+def largest_entries(
+    f: Float[Tensor, "n d"], rho: Float[Tensor, "K d"], tau: float, *, least: float, chunk: int = 256
+) -> Entries | None:
+    """p_T of `soft_assign` without its tail: the labels above `least` times the pixel's largest, scaled to sum to one.
+
+    Rows go in chunks, so no [n K] tensor is held, and labels in blocks: a block whose largest is too small is not looked at again.
+    None where more than one label in eight would be kept, or where a pixel has none because of a NaN.
+    """
+    K, width = len(rho), math.isqrt(len(rho))
+    blocks = -(-K // width)
+    scaled, shift = ((2 * tau) * rho).T.contiguous(), tau * (rho * rho).sum(dim=1)
+    logits = f.new_full((min(chunk, len(f)), blocks * width), -torch.inf)  # the last block is filled up with −∞
+    index, weight, count = [], [], []
+    for rows in f.split(chunk):
+        logit = logits[: len(rows)]
+        torch.sub(rows @ scaled, shift, out=logit[:, :K])
+        block = logit.view(len(rows), blocks, width)
+        best = block.amax(dim=2)
+        top = best.amax(dim=1, keepdim=True)
+        pixel, at = (best > top + math.log(least)).nonzero(as_tuple=True)
+        over = block[pixel, at] - top[pixel]  # [some width]
+        which, k = (over > math.log(least)).nonzero(as_tuple=True)
+        e, pixel = over[which, k].exp_(), pixel[which]
+        weight.append(e / e.new_zeros(len(rows)).index_add_(0, pixel, e)[pixel])
+        index.append(at[which] * width + k)
+        count.append(torch.bincount(pixel, minlength=len(rows)))
+        if 8 * len(k) > len(rows) * K:
+            return None
+    counts = torch.cat(count)
+    if not bool(counts.all()):
+        return None
+    return Entries(torch.cat(index), torch.cat(weight), counts.cumsum(dim=0) - counts, K)
+
+
 class KMeansSupervision(Supervision):
     """K-means over the pixels of the teacher's maps; p_T is the soft-max of the negative squared distances (Alg. 1).
 
     Args:
         K: number of centres. Paper uses 4096.
         tau: τ, multiplies the squared distances. Paper uses 1 (QUEST used 5). It depends on the scale of the features.
+        least: labels below this share of a pixel's largest are left out of `labels`, which the fused loss reads; `p_T` has them all.
+            The mass that this leaves out is reported with the fit.
         scale_free: divide τ by the mean squared distance between nearest centres, so that it no longer does.
         pixels_per_centre: pixels drawn at random for each centre to cluster; "all" for all there are, as the authors do.
         iterations: of Lloyd's algorithm. The authors use 20.
@@ -44,13 +83,14 @@ class KMeansSupervision(Supervision):
         K: int = 4096,
         tau: float = 1.0,
         *,
+        least: float = 1e-7,
         scale_free: bool = False,
         pixels_per_centre: int | Literal["all"] = 256,
         iterations: int = 20,
         seed: int = 0,
     ):
         super().__init__()
-        self.K, self.tau, self.scale_free = K, float(tau), scale_free
+        self.K, self.tau, self.least, self.scale_free = K, float(tau), float(least), scale_free
         self.pixels_per_centre, self.iterations, self.seed = pixels_per_centre, iterations, seed
         self._reservoir: Reservoir | None = None
 
@@ -92,19 +132,32 @@ class KMeansSupervision(Supervision):
             )
         self.rho_, self.nearest_ = rho, nearest.float()
         some = F[:: max(1, len(F) // 4096)].T[None, :, None]  # [1 d 1 n]
-        peak = self.p_T(some, torch.zeros(1, dtype=torch.int64)).max(dim=1).values.mean()
+        p_T = self.p_T(some, torch.zeros(1, dtype=torch.int64))
+        peak = p_T.amax(dim=1, keepdim=True)
+        kept = p_T > self.least * peak
         self.report_ = {
             "pixels seen": seen,
             "pixels clustered": len(F),
-            f"mean of largest label at tau {self.tau:g}": float(peak),
+            f"mean of largest label at tau {self.tau:g}": float(peak.mean()),
+            f"labels a pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
+            "mass of the others": float((p_T * ~kept).sum(dim=1).mean()),
         }
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
-        self._check_fitted()
-        self._check_channels(f_T, self.rho_.shape[1])
-        tau = self.tau / self.nearest_.item() if self.scale_free else self.tau
+        tau = self._tau(f_T)
         with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
             return soft_assign(f_T.to(self.rho_.dtype), self.rho_, tau)
+
+    def labels(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Labels:
+        tau = self._tau(f_T)
+        with torch.autocast(f_T.device.type, enabled=False):
+            entries = largest_entries(pixels(f_T.to(self.rho_.dtype)), self.rho_, tau, least=self.least)
+        return super().labels(f_T, y) if entries is None else entries
+
+    def _tau(self, f_T: Tensor) -> float:
+        self._check_fitted()
+        self._check_channels(f_T, self.rho_.shape[1])
+        return self.tau / self.nearest_.item() if self.scale_free else self.tau
 
     def extra_repr(self) -> str:
         return f"K={self.K}, tau={self.tau:g}"

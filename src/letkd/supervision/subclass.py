@@ -9,6 +9,7 @@ from torch import Tensor
 from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.supervision.base import Supervision
+from letkd.supervision.labels import Labels, Table
 from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
 
 
@@ -163,11 +164,15 @@ class SubclassSupervision(Supervision):
         """h_2(z): the sub-class whose prototype is nearest to z, of any class."""
         return nearest_centre(z, self.prototypes_.flatten(0, 1))  # section 4.2.2; Alg. 2, offline: h_2
 
-    def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
-        b, _, h, w = f_T.shape
+    def labels(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Labels:
+        h, w = f_T.shape[-2:]
         with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
             k_star = self.h1(self.z(f_T), y.repeat_interleave(h * w))
-        return self.s_T_[k_star].reshape(b, h, w, -1).permute(0, 3, 1, 2)  # section 4.2.2; Alg. 2, online: p_T ← s_T(k*)
+        return Table(self.s_T_, k_star)  # section 4.2.2; Alg. 2, online: p_T ← s_T(k*)
+
+    def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
+        b, _, h, w = f_T.shape
+        return self.labels(f_T, y).dense().reshape(b, h, w, -1).permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         return f"K={self.K}, r={self.r}"

@@ -15,6 +15,8 @@ from letkd.methods.base import collected
 from letkd.models import create_model
 from letkd.processes import rank, world
 from letkd.recipes.schema import Data, Network, Recipe
+from letkd.taps import as_taps
+from letkd.teacher import fold_teacher
 
 AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "none": lambda table, flip: Augment(),
@@ -81,14 +83,16 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     student = build_network(recipe.student, data)
     example = torch.zeros(1, 3, *data.image_size)
     if not methods:
-        return Distiller(student, weights=recipe.weights, example=example)
+        return _laid_out(Distiller(student, weights=recipe.weights, example=example), recipe)
     if recipe.teacher is None or recipe.teacher.weights is None:
         raise RecipeError(
             f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights (train one with "
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
     teacher = build_network(recipe.teacher, data)
-    return Distiller(
+    if recipe.train.fold_teacher:
+        teacher = fold_teacher(teacher, as_taps(teacher, recipe.teacher.taps), example)
+    distiller = Distiller(
         student,
         teacher,
         methods,
@@ -96,7 +100,15 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         student_taps=recipe.student.taps,
         teacher_taps=recipe.teacher.taps,
         example=example,
+        fused=recipe.train.fused,
     )
+    return _laid_out(distiller, recipe)
+
+
+def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
+    if recipe.train.channels_last:
+        distiller.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's own stub lacks this form
+    return distiller
 
 
 def build_network(table: Network, data: Dataset) -> nn.Module:

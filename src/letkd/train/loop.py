@@ -21,6 +21,7 @@ from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
 from letkd.recipes.schema import Recipe
 from letkd.student import save_student
+from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
@@ -28,7 +29,6 @@ from letkd.train.evaluate import Accuracy, evaluate
 from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
 from letkd.train.stop import Wish, polite_stop
-from letkd.train.sync_bn import sync_batch_norms, unsync_batch_norms
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

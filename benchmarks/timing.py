@@ -1,0 +1,116 @@
+"""What the benchmarks share: cases timed in turn, peak memory, and ratios compared with those recorded."""
+
+import argparse
+import statistics
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import tomli_w
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from letkd.memory import keep_large_blocks
+from letkd.progress import set_quiet
+
+RECORDED = Path(__file__).with_name("recorded.toml")
+MARGIN = 1.5  # a ratio may be so many times the recorded one: machines differ, and a shared one is noisy
+
+
+def parser(doc: str, *, rounds: int) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=rounds, help="how often every case is timed; the median counts")
+    made.add_argument(
+        "--check", action="store_true", help=f"fail where a ratio is over {MARGIN} times the one in {RECORDED.name}"
+    )
+    made.add_argument("--record", action="store_true", help=f"write the ratios to {RECORDED.name}")
+    return made
+
+
+def begin(arguments: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line, and set up as the `letkd` command does."""
+    keep_large_blocks()
+    set_quiet(True)
+    torch.manual_seed(0)
+    return arguments.parse_args()
+
+
+def where() -> str:
+    """Device and threads, for a table's title."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} thread(s)"
+    return f"{device}; {'seconds of CPU' if _one_thread() else 'wall time'}"
+
+
+def _one_thread() -> bool:
+    return torch.get_num_threads() == 1 and not torch.cuda.is_available()
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Time of one call: of the processor on one thread, where others on the machine count least; of the clock elsewhere."""
+    clock = time.process_time if _one_thread() else time.perf_counter
+    start = clock()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def interleaved(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The median time of every case. Each round takes all in turn, so that noise falls on all alike; the first warms up."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for k in range(rounds + 1):
+        for name, run in cases.items():
+            taken = seconds(run)
+            if k:
+                times[name].append(taken)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def peak_memory(run: Callable[[], object]) -> int:
+    """Bytes held at the worst moment of `run`, over those held before: from torch's allocator, on a CPU by a profile of it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        run()
+    held = peak = 0
+    for event in sorted(
+        (e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
+    ):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    table = Table(title=title)
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="right" if k else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(100, Console().width)).print(table)
+
+
+def settle(args: argparse.Namespace, name: str, ratios: Mapping[str, float]) -> None:
+    """Compare this table's ratios with the recorded ones, or record them, as the command line asks."""
+    recorded = tomllib.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    if args.record:
+        recorded[name] = {row: round(ratio, 3) for row, ratio in ratios.items()}
+        RECORDED.write_text(tomli_w.dumps(recorded))
+    if args.check:
+        table = recorded.get(name, {})
+        worse = [
+            f"{row}: {ratio:.2f} against {table[row]:.2f}"
+            for row, ratio in ratios.items()
+            if row in table and ratio > MARGIN * table[row]
+        ]
+        if worse:
+            sys.exit(f"{name}: over {MARGIN} times what is recorded: " + "; ".join(worse))
+        print(f"{name}: {len(ratios.keys() & table.keys())} ratios are within {MARGIN} times the recorded ones")

@@ -1,0 +1,48 @@
+"""Large blocks kept: where it is done, where not, and what it changes."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from letkd import memory
+
+glibc = pytest.mark.skipif(
+    platform.system() != "Linux" or platform.libc_ver()[0] != "glibc", reason="only glibc has these two settings"
+)
+
+FAULTS = """
+import resource, sys
+from letkd.memory import keep_large_blocks
+print(keep_large_blocks(), 'torch' in sys.modules)
+import numpy
+for k in range(12):
+    if k == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    numpy.ones(16 * 2**20, dtype=numpy.float32)  # 64 MB, freed at once
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(value: str) -> tuple[str, int]:
+    """What was said, and the page faults of ten blocks of 64 MB after the first two."""
+    env = {**os.environ, "LETKD_MALLOC": value}
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=env, capture_output=True, text=True, check=True)
+    said, n = done.stdout.splitlines()
+    return said, int(n)
+
+
+@glibc
+def test_a_block_that_was_freed_is_used_again_without_page_faults():
+    (kept, few), (off, many) = faults("1"), faults("0")
+    assert (kept, off) == ("True False", "False False")
+    assert few < 0.1 * many or many < 100  # a system with huge pages has few to begin with
+
+
+@pytest.mark.parametrize(("system", "libc"), [("Darwin", "glibc"), ("Linux", "musl"), ("Windows", "")])
+def test_elsewhere_nothing_is_done(monkeypatch, system, libc):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "libc_ver", lambda: (libc, ""))
+    assert not memory.keep_large_blocks()
