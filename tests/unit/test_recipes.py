@@ -60,6 +60,39 @@ def test_the_columns_of_cifar100():
         assert resolve(f"cifar100/{pair}/dkd").methods["dkd"]["beta"] == beta
 
 
+TINY = {
+    "wrn40-2-wrn16-2": ("wrn_40_2", "wrn_16_2", 0.05),
+    "wrn40-2-wrn40-1": ("wrn_40_2", "wrn_40_1", 0.05),
+    "rn56-rn20": ("resnet56", "resnet20", 0.05),
+    "wrn40-2-snv1": ("wrn_40_2", "shufflenet_v1", 0.01),
+    "rn50-mnv2": ("resnet50_cifar", "mobilenetv2_half", 0.01),
+}
+
+
+def test_the_columns_of_tiny_imagenet():
+    assert {pair for pair in list_pairs() if pair.startswith("tiny-")} == {f"tiny-imagenet/{pair}" for pair in TINY}
+    for pair, (teacher, student, lr) in TINY.items():
+        recipe = resolve(f"tiny-imagenet/{pair}/letkd-2")
+        assert (recipe.teacher.model, recipe.student.model, recipe.optim.lr) == (teacher, student, lr)
+        assert (recipe.data.name, recipe.data.augment, recipe.data.rotation) == ("tiny-imagenet", "rotate", 20)
+        assert (recipe.train.epochs, recipe.optim.milestones) == (240, [150, 180, 210])
+        sites = recipe.methods["letkd"]["sites"]
+        assert sites["penultimate"]["alpha"] == (0.5 if pair == "rn50-mnv2" else 1.0)
+        assert sites["intermediate"]["alpha"] == 1.0
+
+
+def test_the_settings_of_imagenet():
+    nets = {"rn34-rn18": ("resnet34", "resnet18", 0.5), "rn50-mnv2": ("resnet50", "mobilenetv1", 2.0)}
+    assert {pair for pair in list_pairs() if pair.startswith("imagenet/")} == {f"imagenet/{pair}" for pair in nets}
+    for pair, (teacher, student, beta) in nets.items():
+        recipe = resolve(f"imagenet/{pair}/letkd-2")
+        assert (recipe.teacher.model, recipe.student.model) == (teacher, student)
+        assert (recipe.train.epochs, recipe.optim.lr, recipe.optim.milestones) == (100, 0.1, [30, 60, 90])
+        assert (recipe.data.batch_size, recipe.optim.weight_decay, recipe.data.augment) == (256, 1e-4, "resized-crop")
+        assert resolve(f"imagenet/{pair}/dkd").methods["dkd"]["beta"] == beta
+        assert resolve(f"imagenet/{pair}/kd").weights == {"ce": 0.5, "kd": 0.5}
+
+
 @pytest.mark.parametrize(
     ("method", "mnv2", "others"),
     [
