@@ -85,7 +85,7 @@ def _restore(path: Path, tensors: dict[str, Tensor], module: nn.Module, optimize
     processes = len(next(iter(streams.values())))
     if processes != world():
         say(f"{path} was written by {processes} processes and goes on with {world()}: the last digits will differ")
-    set_random_streams({name: value[rank() % processes] for name, value in streams.items()})
+    set_random_streams({name: value[rank() % processes].clone() for name, value in streams.items()})
 
 
 def random_streams() -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def random_streams() -> dict[str, Tensor]:
 
 
 def set_random_streams(streams: dict[str, Tensor]) -> None:
-    """Put them back to where `random_streams` found them."""
+    """Put them back to where `random_streams` found them. The tensors must be whole: torch's own look past the view of a larger one."""
     version, *words, has_gauss, gauss = streams["python"].tolist()
     random.setstate((int(version), tuple(int(word) for word in words), gauss if has_gauss else None))
     *keys, position, has_gauss, cached = streams["numpy"].tolist()

@@ -278,9 +278,18 @@ def _fabric(recipe: Recipe) -> "Fabric":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(recipe.train.deterministic)
     fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
+        _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     fabric.launch()
     set_quiet(is_quiet() or not fabric.is_global_zero)
     return fabric
+
+
+def _meet_anew(restart: int) -> None:
+    """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
 
 
 def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
