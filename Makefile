@@ -26,7 +26,7 @@ types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(READY)
-	$(BIN)/python benchmarks/step.py
+	for part in step layer inference data fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

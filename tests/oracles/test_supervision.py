@@ -104,11 +104,14 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
         for k, one in enumerate(supervision.rho_)
     ]
     assert float(supervision.nearest_) == pytest.approx(sum(gaps) / 6, rel=1e-5)
-    peaks = supervision.p_T(f_T, y).max(dim=1).values
+    p_T = supervision.p_T(f_T, y)
+    peaks = p_T.amax(dim=1)
     assert supervision.report_ == {
         "pixels seen": 450,
         "pixels clustered": 450,
         "mean of largest label at tau 1": pytest.approx(peaks.mean().item(), rel=1e-4),
+        "labels a pixel above 1e-07 of it": pytest.approx((p_T > 1e-7 * peaks[:, None]).sum(dim=1).double().mean().item()),
+        "mass of the others": pytest.approx(0, abs=6e-7),
     }
 
 

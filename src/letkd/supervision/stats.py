@@ -55,19 +55,29 @@ class Reservoir:
             self._compact()
 
     def _compact(self) -> None:
-        group, priority, name, rows = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-        self._kept.clear()
+        group, priority, name = (torch.cat([part[k] for part in self._kept]) for k in range(3))
         order = np.lexsort((name.numpy(), priority.numpy(), group.numpy()))
         order = torch.from_numpy(order)
         group, priority, name = group[order], priority[order], name[order]
         start = torch.searchsorted(group, torch.arange(self.groups))
         keep = torch.arange(len(group)) - start[group] < self.capacity
-        rows = rows[order[keep]]
+        rows = self._taken(order[keep], len(group))
         last = torch.cat([start[1:], torch.tensor([len(group)])]) - start >= self.capacity
         at = (start + self.capacity - 1).clamp(max=len(group) - 1)
         self._limit = torch.where(last, priority[at], self._limit)
         self._kept.append((group[keep], priority[keep], name[keep], rows))
         self._rows = len(rows)
+
+    def _taken(self, order: Tensor, n: int) -> Tensor:
+        """The kept rows in this order, out of n; each part is let go as soon as it is copied, so that they are held once."""
+        place = torch.full((n,), -1)
+        place[order] = torch.arange(len(order))
+        rows = self._kept[0][3].new_empty(len(order), *self._kept[0][3].shape[1:])
+        for to in place.split([len(part[3]) for part in self._kept]):
+            part = self._kept.pop(0)[3]
+            for some, at in zip(part.split(65536), to.split(65536), strict=True):
+                rows[at[at >= 0]] = some[at >= 0]
+        return rows
 
     @classmethod
     def of_all(cls, own: "Reservoir | None") -> "Reservoir | None":

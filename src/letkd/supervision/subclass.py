@@ -34,8 +34,8 @@ class SubclassSupervision(Supervision):
         smoothing: added to every count of s_T. Paper uses 0.
         pixels_per_class: pixels drawn at random from each class for the clusters, the prototypes and the counts; None for as many
             as `memory` holds. LDA always uses all pixels.
-        memory: bytes that the drawn pixels may take where `pixels_per_class` does not say; sorting and projecting them takes
-            about twice as much again for a moment.
+        memory: bytes that the drawn pixels may take where `pixels_per_class` does not say; gathering them takes two or
+            three times as much for a moment.
         iterations: of Lloyd's algorithm. The authors use 20.
         seed: of the sample and of the start.
 
@@ -59,7 +59,7 @@ class SubclassSupervision(Supervision):
         prototypes_online: bool = False,
         smoothing: float = 0.0,
         pixels_per_class: int | None = None,
-        memory: int = 2**30,
+        memory: int = 2**28,
         iterations: int = 20,
         seed: int = 0,
         C: int | None = None,
@@ -128,9 +128,9 @@ class SubclassSupervision(Supervision):
             )
         F, y = self._reservoir.sample()
         self._moments = self._reservoir = None
-        chunks = [(rows.double() @ W.T + b).float() for rows in F.split(65536)]  # float64 for a part at a time
-        F_lda = torch.cat(chunks)  # Alg. 2, offline: F_LDA ← Conv1x1(F, W_LDA, b_LDA)  [n r]
-        del F, chunks
+        F_lda = F[:, : len(W)]  # takes the place of F: both would not fit
+        for rows, z in zip(F.split(65536), F_lda.split(65536), strict=True):  # float64 for a part at a time
+            z.copy_(rows.double() @ W.T + b)  # Alg. 2, offline: F_LDA ← Conv1x1(F, W_LDA, b_LDA)  [n r]
         rho = torch.stack(
             [kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)]
         )  # Alg. 2, offline: ρ_c ← KMeans(F_LDA^c, K_inter)  [C K r]
@@ -181,5 +181,7 @@ class SubclassSupervision(Supervision):
 def _means(f: Float[Tensor, "n d"], group: Int[Tensor, "n"], otherwise: Float[Tensor, "M d"]) -> Float[Tensor, "M d"]:
     """Mean of the rows of each group; `otherwise` where a group is empty."""
     n = torch.bincount(group, minlength=len(otherwise)).double()[:, None]
-    sums = torch.zeros(otherwise.shape, dtype=torch.float64).index_add_(0, group, f.double())
+    sums = torch.zeros(otherwise.shape, dtype=torch.float64)
+    for rows, to in zip(f.split(65536), group.split(65536), strict=True):  # float64 for a part at a time
+        sums.index_add_(0, to, rows.double())
     return torch.where(n > 0, sums / n.clamp_min(1), otherwise.double()).to(f.dtype)

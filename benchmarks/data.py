@@ -1,0 +1,73 @@
+"""Batched crop and flip against a per-image PIL pipeline, and how much of a training step waits for its batch.
+
+    python benchmarks/data.py [--images 4096] [--batch 128] [--rounds 5] [--check | --record]
+
+Both give normalised float images of 32x32 after a random crop with reflected padding of 4 and a random flip.
+"""
+
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+
+import letkd
+from letkd.data import CropFlip, Loader, Split
+from timing import begin, interleaved, parser, settle, show, where
+
+MEAN, STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
+
+
+def by_pil(images: list[np.ndarray], batch: int) -> None:
+    """Image by image, as a data set's `__getitem__` does it."""
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    order = random.sample(range(len(images)), len(images))
+    for start in range(0, len(order), batch):
+        made = []
+        for i in order[start : start + batch]:
+            picture = Image.fromarray(np.pad(images[i], ((4, 4), (4, 4), (0, 0)), mode="reflect"))
+            left, top = random.randint(0, 8), random.randint(0, 8)
+            picture = picture.crop((left, top, left + 32, top + 32))
+            picture = ImageOps.mirror(picture) if random.random() < 0.5 else picture
+            x = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div_(255)
+            made.append((x - mean) / std)
+        torch.stack(made)
+
+
+def main() -> None:
+    arguments = parser(__doc__, rounds=5)
+    arguments.add_argument("--images", type=int, default=4096)
+    arguments.add_argument("--batch", type=int, default=128)
+    args = begin(arguments)
+    split = Split(torch.randint(256, (args.images, 3, 32, 32), dtype=torch.uint8), torch.arange(args.images) % 100)
+    pictures = list(split.images.permute(0, 2, 3, 1).contiguous().numpy())
+    loader = Loader(split, args.batch, mean=MEAN, std=STD, augment=CropFlip(), shuffle=True, seed=0)
+    student = letkd.create_model("resnet20", num_classes=100)
+    x, y = torch.randn(args.batch, 3, 32, 32), torch.arange(args.batch) % 100
+    steps = -(-args.images // args.batch)
+
+    def step() -> None:
+        F.cross_entropy(student(x), y).backward()
+        student.zero_grad()
+
+    times = interleaved(
+        {"PIL": lambda: by_pil(pictures, args.batch), "batched": lambda: list(loader), "step": step}, args.rounds
+    )
+    per = {name: args.images / times[name] for name in ("PIL", "batched")} | {"step": args.batch / times["step"]}
+    wait = times["batched"] / steps / (times["batched"] / steps + times["step"])
+    show(
+        f"{args.images} images of 32x32, batches of {args.batch}; {where()}",
+        ["way", "images a second", "/ PIL"],
+        [[name, f"{rate:,.0f}", f"{rate / per['PIL']:.1f}"] for name, rate in per.items()],
+    )
+    print(f"of a resnet20 step with its batch, {100 * wait:.1f} % is the batch: the network is busy {100 * (1 - wait):.1f} %")
+    settle(
+        args,
+        "data",
+        {"batched / PIL": times["batched"] / times["PIL"], "batch / step": times["batched"] / steps / times["step"]},
+    )
+
+
+if __name__ == "__main__":
+    main()
