@@ -1,11 +1,14 @@
 """`letkd export`: the student alone, as a file that runs elsewhere."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from letkd.cli import options as o
+
+if TYPE_CHECKING:
+    from letkd.deploy.source import Source
 
 
 def export(
@@ -22,6 +25,15 @@ def export(
             show_default="uint8, where mean and std are known",
         ),
     ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="never|auto|K",
+            help="Drop templates of the KD layers: those that never fire, as many as the tolerance allows, or all but K.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Points of accuracy that --prune auto may lose on validation.")] = 0.1,
     fold: Annotated[bool, typer.Option("--fold/--no-fold", help="Fold BN and the KD layers' constants into their kernels.")] = True,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.", show_default="those trained on")] = None,
     student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
@@ -29,10 +41,13 @@ def export(
     root: o.Root = None,
 ) -> None:
     """Export a trained student: no teacher, no taps; torch-export and ONNX files run without letkd. Checked before it is written."""
-    from letkd.deploy.ship import ship
+    from letkd.deploy.ship import destination, ship
     from letkd.deploy.source import open_source
 
     source = open_source(what, student=student, data=data, root=root, size=None if size is None else (size, size))
+    destination(source.path, to, out)  # a wrong name before any work
+    if prune is not None:
+        source = _pruned(source, prune, tolerance)
     shipment = ship(source, to, out, fold=fold, takes=takes)
     for name, difference in shipment.differences.items():
         print(
@@ -44,6 +59,19 @@ def export(
     if shipment.folded:
         print(f"folded: {shipment.folded} BNs into convolutions")
     print(f"exported: {shipment.path} ({shipment.path.stat().st_size / 1e6:.2f} MB)")
+
+
+def _pruned(source: "Source", prune: str, tolerance: float) -> "Source":
+    from letkd.deploy.shrink import shrink
+
+    source, shrunk = shrink(source, prune, tolerance=tolerance)
+    for layer in shrunk.layers:
+        print(f"pruned {layer.path}: {layer.K} templates, {layer.never} never fired, {layer.kept} kept")
+    for split, (before, after) in shrunk.accuracy.items():
+        print(f"accuracy on {split}: {before:.2f} % before, {after:.2f} % after")
+    for batch, (before, after) in shrunk.seconds.items():
+        print(f"time of a batch of {batch}: {1000 * before:.2f} ms before, {1000 * after:.2f} ms after, ratio {after / before:.2f}")
+    return source
 
 
 def _axes(dynamic: tuple[str, ...], size: tuple[int, int] | None) -> list[str]:
