@@ -8,14 +8,13 @@ import typer
 from letkd.cli import options as o
 
 if TYPE_CHECKING:
+    from letkd.deploy.quantise import Quantised
     from letkd.deploy.source import Source
 
 
 def export(
     what: Annotated[Path, typer.Argument(help="A finished run's folder, or a student.safetensors file.", show_default=False)],
-    to: Annotated[
-        Literal["safetensors", "torch-export", "onnx"], typer.Option(help="The file's format.", show_default=False)
-    ],
+    to: Annotated[Literal["safetensors", "torch-export", "onnx"], typer.Option(help="The file's format.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="The file.", show_default="beside the student")] = None,
     takes: Annotated[
         Literal["uint8", "normalised"] | None,
@@ -34,8 +33,15 @@ def export(
         ),
     ] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Points of accuracy that --prune auto may lose on validation.")] = 0.1,
-    fold: Annotated[bool, typer.Option("--fold/--no-fold", help="Fold BN and the KD layers' constants into their kernels.")] = True,
-    size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.", show_default="those trained on")] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the ONNX file, calibrated on training images; measured.")
+    ] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold/--no-fold", help="Fold BN and the KD layers' constants into their kernels.")
+    ] = True,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width of the images.", show_default="those trained on")
+    ] = None,
     student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
     data: o.Data = None,
     root: o.Root = None,
@@ -45,15 +51,17 @@ def export(
     from letkd.deploy.source import open_source
 
     source = open_source(what, student=student, data=data, root=root, size=None if size is None else (size, size))
-    destination(source.path, to, out)  # a wrong name before any work
+    destination(source.path, to, out, int8=int8)  # a wrong name before any work
     if prune is not None:
         source = _pruned(source, prune, tolerance)
-    shipment = ship(source, to, out, fold=fold, takes=takes)
+    shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8)
     for name, difference in shipment.differences.items():
         print(
             f"max difference to the student on {difference.n} {name} images: {difference.largest:.2g} "
             f"(largest logit {difference.logit:.3g}; same first class on {difference.agreeing})"
         )
+    if shipment.quantised is not None:
+        _tell_int8(shipment.quantised)
     facts = shipment.facts
     print(f"input: {facts.input} [{', '.join(_axes(facts.dynamic, facts.size))}]")
     if shipment.folded:
@@ -69,9 +77,23 @@ def _pruned(source: "Source", prune: str, tolerance: float) -> "Source":
         print(f"pruned {layer.path}: {layer.K} templates, {layer.never} never fired, {layer.kept} kept")
     for split, (before, after) in shrunk.accuracy.items():
         print(f"accuracy on {split}: {before:.2f} % before, {after:.2f} % after")
-    for batch, (before, after) in shrunk.seconds.items():
-        print(f"time of a batch of {batch}: {1000 * before:.2f} ms before, {1000 * after:.2f} ms after, ratio {after / before:.2f}")
+    _tell_seconds(shrunk.seconds)
     return source
+
+
+def _tell_int8(quantised: "Quantised") -> None:
+    before, after = quantised.accuracy
+    print(f"INT8, accuracy on test: {before:.2f} % before, {after:.2f} % after")
+    _tell_seconds(quantised.seconds)
+    before, after = quantised.size
+    print(f"INT8, size: {before / 1e6:.2f} MB before, {after / 1e6:.2f} MB after")
+
+
+def _tell_seconds(seconds: dict[int, tuple[float, float]]) -> None:
+    for batch, (before, after) in seconds.items():
+        print(
+            f"time of a batch of {batch}: {1000 * before:.2f} ms before, {1000 * after:.2f} ms after, ratio {after / before:.2f}"
+        )
 
 
 def _axes(dynamic: tuple[str, ...], size: tuple[int, int] | None) -> list[str]:

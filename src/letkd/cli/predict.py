@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="An exported .onnx or .pt2 file, or a student.safetensors.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="An exported .onnx or .pt2 file, or a student.safetensors.", show_default=False)
+    ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", show_default=False)],
     top: Annotated[int, typer.Option(min=1, help="How many classes of each image.")] = 5,
     form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How to print them.")] = "table",

@@ -1,4 +1,4 @@
-"""Exporting: a student as one file that runs without letkd (torch.export, ONNX), checked against the student itself."""
+"""Exporting: a student as the content of a file that runs without letkd (torch.export, ONNX), and how it compares."""
 
 import copy
 import io
@@ -27,7 +27,7 @@ TOLERANCE = 1e-3  # of the largest logit, or of 1 where that is more; float32 gi
 class Shipped(nn.Module):
     """A student as its file has it: logits out, and images in as the facts say.
 
-        logits = student((images / 255 − mean) / std)        where the facts' input is uint8
+    logits = student((images / 255 − mean) / std)        where the facts' input is uint8
     """
 
     def __init__(self, student: nn.Module, facts: Facts):
@@ -45,35 +45,49 @@ class Shipped(nn.Module):
 
 
 @dataclass(frozen=True)
-class Exported:
-    """An exported student: the file's content, its facts, and how many BNs were folded into convolutions."""
+class Traced:
+    """A student as a graph, its facts, and how many BNs were folded into convolutions."""
 
-    content: bytes
+    program: ExportedProgram
     facts: Facts
     folded: int
 
 
-def export_program(student: nn.Module, facts: Facts, *, fold: bool = True) -> Exported:
-    """The student as a `.pt2` file for `torch.export.load`, its facts in the extra file `letkd.json`.
+def trace(student: nn.Module, facts: Facts, *, fold: bool = True) -> Traced:
+    """Follow a student by `torch.export`, for any batch and, where the network allows it, any height and width.
 
     Args:
         student: in eval mode; not changed.
         facts: `size` must be known, `mean` and `std` too where the input is uint8.
         fold: BN into the convolutions before it, where nothing else reads them.
     """
-    program, facts, folded = _program(student, facts, fold=fold)
+    if facts.size is None:
+        raise ExportError("nobody says how large the images are; give their height and width with --size")
+    if facts.input == "uint8" and (facts.mean is None or facts.std is None):
+        raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use --input normalised")
+    model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
+    program, dynamic = _trace(model, facts, facts.size)
+    folded = fold_batch_norms(model, program) if fold else 0
+    if folded:
+        program = _traced(model, facts, facts.size, dynamic)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of source files on this machine
+    return Traced(program, replace(facts, dynamic=dynamic), folded)
+
+
+def as_program(traced: Traced) -> bytes:
+    """A `.pt2` file for `torch.export.load`, with the facts in its extra file `letkd.json`."""
     file = io.BytesIO()
-    with _quietly():
-        torch.export.save(program, file, extra_files={FACTS_FILE: facts.as_json()})
-    return Exported(file.getvalue(), facts, folded)
+    with quietly():
+        torch.export.save(traced.program, file, extra_files={FACTS_FILE: traced.facts.as_json()})
+    return file.getvalue()
 
 
-def export_onnx(student: nn.Module, facts: Facts, *, fold: bool = True) -> Exported:
-    """The student as an ONNX file, its facts in the metadata under `letkd`; arguments as for `export_program`."""
+def as_onnx(traced: Traced) -> bytes:
+    """An ONNX file from `images` to `logits`, with the facts in its metadata under `letkd`."""
     onnx = need("onnxruntime", "onnxscript", "onnx")
-    program, facts, folded = _program(student, facts, fold=fold)
-    with _quietly():
-        made = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    with quietly():
+        made = torch.onnx.export(traced.program, (), dynamo=True, verbose=False, output_names=["logits"])
     if made is None:
         raise ExportError("torch.onnx gave no model; update torch and onnxscript")
     model = made.model_proto
@@ -86,34 +100,24 @@ def export_onnx(student: nn.Module, facts: Facts, *, fold: bool = True) -> Expor
     graph.ClearField("value_info")
     shape = graph.input[0].type.tensor_type.shape
     for axis, name in ((0, "batch"), (2, "height"), (3, "width")):
-        if name in facts.dynamic:
+        if name in traced.facts.dynamic:
             shape.dim[axis].dim_param = name
     graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.helper.set_model_props(model, {KEY: facts.as_json()})
+    onnx.helper.set_model_props(model, {KEY: traced.facts.as_json()})
     onnx.checker.check_model(model)
-    return Exported(model.SerializeToString(), facts, folded)
+    return model.SerializeToString()
 
 
-# By the name that the command line knows a format by: what makes the file's content, and what runs it.
-FORMATS: dict[str, tuple[str, Callable[..., Exported], Callable[[bytes, object], Runner]]] = {
-    "torch-export": (".pt2", export_program, program_runner),
-    "onnx": (".onnx", export_onnx, onnx_runner),
-}
+@dataclass(frozen=True)
+class Format:
+    """A kind of file: how its name ends, what writes it, what runs it."""
+
+    suffix: str
+    write: Callable[[Traced], bytes]
+    run: Callable[[bytes, object], Runner]
 
 
-def _program(student: nn.Module, facts: Facts, *, fold: bool) -> tuple[ExportedProgram, Facts, int]:
-    if facts.size is None:
-        raise ExportError("nobody says how large the images are; give their height and width with --size")
-    if facts.input == "uint8" and (facts.mean is None or facts.std is None):
-        raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use --input normalised")
-    model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
-    program, dynamic = _trace(model, facts, facts.size)
-    folded = fold_batch_norms(model, program) if fold else 0
-    if folded:
-        program, dynamic = _trace(model, facts, facts.size)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of source files on this machine
-    return program, replace(facts, dynamic=dynamic), folded
+FORMATS = {"torch-export": Format(".pt2", as_program, program_runner), "onnx": Format(".onnx", as_onnx, onnx_runner)}
 
 
 def _trace(model: nn.Module, facts: Facts, size: tuple[int, int]) -> tuple[ExportedProgram, tuple[str, ...]]:
@@ -132,13 +136,15 @@ def _trace(model: nn.Module, facts: Facts, size: tuple[int, int]) -> tuple[Expor
 def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]) -> ExportedProgram:
     axes = {"batch": 0, "height": 2, "width": 3}
     shapes = ({axes[name]: Dim.AUTO for name in dynamic},)
-    with _quietly():
+    with quietly():
         program = torch.export.export(model, (_noise(facts, 2, size),), dynamic_shapes=shapes)
         _must_hold(model, program, facts, size, dynamic)
     return program
 
 
-def _must_hold(model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]) -> None:
+def _must_hold(
+    model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]
+) -> None:
     """Raise where the program, at another batch or size than it was traced with, differs from the model or does not run."""
     run: Any = program.module()
     h, w = size
@@ -156,17 +162,16 @@ def _noise(facts: Facts, batch: int, size: tuple[int, int]) -> Tensor:
 
 
 @contextmanager
-def _quietly():
+def quietly():
     """Without what the exporters have to say about themselves."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 @dataclass(frozen=True)
@@ -205,4 +210,3 @@ def reference(student: nn.Module, facts: Facts) -> Runner:
     """The student as it is, to compare with; without a known normalisation, images are only brought to 0 … 1."""
     known = replace(facts, input="normalised", mean=facts.mean or (0.0,) * 3, std=facts.std or (1.0,) * 3)
     return student_runner(student, known)
-

@@ -32,7 +32,11 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise DataError(f"there is no image or folder {path}; check the path")
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()) if path.is_dir() else [path]
+        inside = (
+            sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+            if path.is_dir()
+            else [path]
+        )
         if not inside:
             raise DataError(f"the folder {path} has no images that Pillow could read")
         found += inside

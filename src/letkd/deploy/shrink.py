@@ -64,7 +64,9 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
         x = next(iter(Loader(train, min(batch, len(train)), mean=source.data.mean, std=source.data.std))).x
         taken = interleaved({"before": partial(before, x), "after": partial(after, x)})
         seconds[len(x)] = (taken["before"], taken["after"])
-    report = Shrunk(layers, name, {key: (accuracy(before, part), accuracy(after, part)) for key, part in splits.items()}, seconds)
+    report = Shrunk(
+        layers, name, {key: (accuracy(before, part), accuracy(after, part)) for key, part in splits.items()}, seconds
+    )
     return replace(source, student=after), report
 
 
