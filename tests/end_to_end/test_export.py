@@ -110,7 +110,7 @@ def test_what_torch_cannot_follow_is_told():
         def forward(self, x):
             return x.mean(dim=(2, 3)) if float(x.sum()) > 0 else -x.mean(dim=(2, 3))
 
-    with pytest.raises(ExportError, match="torch.export cannot follow the network: "):
+    with pytest.raises(ExportError, match=r"torch\.export cannot follow the network: "):
         trace(Coin(), Facts(num_classes=3, size=(8, 8)))
     with pytest.raises(ExportError, match="how large the images are; give their height and width with --size"):
         trace(Coin(), Facts(num_classes=3))

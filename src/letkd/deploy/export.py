@@ -30,6 +30,9 @@ class Shipped(nn.Module):
     logits = student((images / 255 − mean) / std)        where the facts' input is uint8
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, student: nn.Module, facts: Facts):
         super().__init__()
         self.student = student

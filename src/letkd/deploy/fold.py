@@ -1,6 +1,7 @@
 """Folding: what is constant after training is worked out once, so that a forward does not do it again."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def fold_batch_norms(model: nn.Module, program: ExportedProgram) -> int:
     return folded
 
 
-def _conv_and_bn(node: Any, held: dict[str, str]) -> tuple[str, str] | None:
+def _conv_and_bn(node: Any, held: Mapping[str, str]) -> tuple[str, str] | None:
     """The module paths of a BN node and of the convolution whose only reader it is, both with weights that nobody shares."""
     if node.target is not torch.ops.aten.batch_norm.default:
         return None
