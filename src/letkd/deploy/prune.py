@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.deploy.fold import FoldedKDLayer
+from letkd.deploy.fold import FoldedKDLayer, per_length
 from letkd.errors import ExportError
 from letkd.progress import track
 from letkd.taps import Tap, Taps, replace_module
@@ -114,9 +114,7 @@ def prune_layer(layer: FoldedKDLayer, keep: Int64[Tensor, " m"], pixels: Float[T
 
 
 def _unit(layer: FoldedKDLayer, p: Tensor) -> Tensor:
-    if not layer.normalize_value_input:
-        return p
-    return p / torch.linalg.vector_norm(p, dim=1, keepdim=True).clamp_min(1e-12)
+    return p * per_length(p) if layer.normalize_value_input else p
 
 
 def ranking(use: Use) -> Int64[Tensor, " m"]:
