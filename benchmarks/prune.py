@@ -1,7 +1,7 @@
 """What a KD layer costs at inference, whole, folded and pruned: accuracy, and time over that of the same network without it.
 
     python benchmarks/prune.py [RUN or student.safetensors] [--data cifar10 --root FOLDER] [--keep 1024,256,64] [--auto 0.1]
-                               [--model resnet20] [--K 4096] [--batches 1,128] [--rounds 30]
+                               [--model resnet20] [--K 4096] [--batches 1,128] [--rounds 30] [--images 3000]
 
 Without a run the layer is freshly made and only the times mean something. Every round takes one forward of every row in turn; the
 fastest counts, in processor time, so run it with OMP_NUM_THREADS=1. All rows are in eval mode, their backbone's BNs folded.
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--K", type=int, default=4096)
     parser.add_argument("--batches", default="1,128")
+    parser.add_argument("--images", type=int, default=10**9, help="at most so many of each split, for a quick look")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args()
     keep = [int(K) for K in args.keep.split(",")]
@@ -78,10 +79,11 @@ def main() -> None:
         source = open_source(args.run, data=args.data, root=args.root)
         if source.data is None:
             parser.error("the run's data is not there: name it with --data and --root")
-        student, size = source.student, tuple(source.data.train.images.shape[-2:])
+        student, size = source.student, source.data.train.image_size
         loader = partial(Loader, batch_size=128, mean=source.data.mean, std=source.data.std)
         train, held, name = hold_out(source.data)
-        splits = {name: loader(held), "test": loader(source.data.test)}
+        train, held, test = (part.subset(torch.arange(min(args.images, len(part)))) for part in (train, held, source.data.test))
+        splits = {name: loader(held), "test": loader(test)}
         whole = fold_student(student)
         rows = {"layer, folded": whole}
         rows |= {f"kept {K}": prune_to(whole, loader(train), K)[0] for K in keep}

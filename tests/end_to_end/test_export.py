@@ -13,7 +13,7 @@ from torch import nn
 from letkd import KDLayer, create_model, graft, load_student
 from letkd.cli.main import main
 from letkd.data import load_data
-from letkd.data.base import normalise
+from letkd.data.loader import normalise
 from letkd.deploy.export import FORMATS, as_onnx, trace
 from letkd.deploy.facts import Facts
 from letkd.deploy.fold import FoldedKDLayer, fold_student

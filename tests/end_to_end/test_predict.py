@@ -14,7 +14,8 @@ from PIL import Image
 from letkd import create_model, load_student
 from letkd.cli.main import main
 from letkd.data import load_data
-from letkd.data.base import normalise
+from letkd.data.loader import normalise
+from letkd.data.pictures import as_tensor, centred
 from letkd.deploy.facts import Facts, facts_from_json
 from letkd.deploy.predict import read_image
 from letkd.deploy.ship import ship
@@ -104,7 +105,7 @@ def test_a_damaged_image_is_named_and_the_others_go_on(letkd, models, folder):
     code, out, err = letkd("predict", models["safetensors"], folder, "--format", "json")
     assert code == 2
     assert len(json.loads(out)) == 4
-    assert f"letkd: {folder / 'b.png'} could not be read: " in err
+    assert f"letkd: {folder / 'b.png'} cannot be decoded (" in err
     assert err.endswith("letkd: 1 of 5 images could not be read\n")
 
 
@@ -129,19 +130,17 @@ def test_wrong_names_are_told(letkd, models, folder, tmp_path, model, image, say
     assert says in err
 
 
-def test_images_come_as_the_model_was_trained(tmp_path):
-    """Turned as EXIF says, scaled by the shorter fit and cut from the middle; transparent is white."""
+def test_images_come_as_in_evaluation(tmp_path):
+    """The shorter side scaled, the centre cut out; a size that is not square is filled."""
     wide = np.zeros((10, 30, 3), np.uint8)
     wide[:, 10:20] = 255
-    Image.fromarray(wide).save(tmp_path / "wide.png")
-    assert (read_image(tmp_path / "wide.png", (10, 10)) == 255).all()
-    assert read_image(tmp_path / "wide.png", None).shape == (3, 10, 30)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.fromarray(wide).save(tmp_path / "turned.png", exif=turned)
-    assert read_image(tmp_path / "turned.png", None).shape == (3, 30, 10)
-    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert (read_image(tmp_path / "clear.png", (4, 4)) == 255).all()
+    path = tmp_path / "wide.png"
+    Image.fromarray(wide).save(path)
+    assert (read_image(path, Facts(num_classes=2, size=(10, 10))) == 255).all()
+    assert read_image(path, Facts(num_classes=2)).shape == (3, 10, 30)
+    assert read_image(path, Facts(num_classes=2, size=(4, 6))).shape == (3, 4, 6)
+    large = read_image(path, Facts(num_classes=2, size=(10, 10), resize=40))
+    assert torch.equal(large, as_tensor(centred(Image.fromarray(wide), 10, 40)))
 
 
 def test_facts_come_back_and_false_ones_do_not():

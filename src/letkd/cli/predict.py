@@ -34,7 +34,7 @@ def predict(
         for prediction in run(runner, paths, top=top):
             if prediction.error:
                 unread.append(prediction)
-                print(f"letkd: {prediction.path} could not be read: {prediction.error}", file=sys.stderr)
+                print(f"letkd: {prediction.error}", file=sys.stderr)
             else:
                 yield prediction
 

@@ -24,6 +24,7 @@ class Facts:
         mean: of each channel, where 0 is black and 1 is white; None where nobody knows.
         std: likewise.
         size: height and width of the images it was trained on.
+        resize: what a picture's shorter side is scaled to before `size` is cut from its centre; `size` itself where None.
         input: `uint8`: takes images as they are, RGB from 0 to 255, and normalises them itself; `normalised`: takes
             (image / 255 − mean) / std.
         dynamic: which of batch, height and width may differ from call to call.
@@ -35,6 +36,7 @@ class Facts:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     size: tuple[int, int] | None = None
+    resize: int | None = None
     input: Input = "normalised"
     dynamic: tuple[str, ...] = ("batch", "height", "width")
     model: str = ""
@@ -74,6 +76,7 @@ def facts_from(table: Mapping[str, Any], path: object) -> Facts:
             "mean": mean is None or (_row(mean, _finite) and len(mean) == 3),
             "std": std is None or (_row(std, lambda s: _finite(s) and s > 0) and len(std) == 3),
             "size": size is None or (_row(size, _counts) and len(size) == 2),
+            "resize": table.get("resize") is None or _counts(table["resize"]),
             "input": table.get("input", Facts.input) in ("uint8", "normalised"),
             "dynamic": _row(dynamic, lambda name: name in Facts.dynamic),
             "model": type(table.get("model", "")) is str,
@@ -88,6 +91,7 @@ def facts_from(table: Mapping[str, Any], path: object) -> Facts:
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
         size=None if size is None else (size[0], size[1]),
+        resize=table.get("resize"),
         input=table.get("input", Facts.input),
         dynamic=tuple(dynamic),
         model=table.get("model", ""),

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
+from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
+from letkd.deploy.facts import Facts
 from letkd.deploy.runners import Runner
 from letkd.errors import DataError
 
@@ -27,43 +28,28 @@ class Prediction:
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
     """The files named, and for every folder the images in it and below, by name."""
-    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found = []
     for path in paths:
         if not path.exists():
-            raise DataError(f"there is no image or folder {path}; check the path")
-        inside = (
-            sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
-            if path.is_dir()
-            else [path]
-        )
+            raise DataError(f"there is no image or folder {shown(path)}; check the path")
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not inside:
-            raise DataError(f"the folder {path} has no images that Pillow could read")
+            raise DataError(f"the folder {shown(path)} has no images (files that end in {', '.join(SUFFIXES)})")
         found += inside
     return found
 
 
-def read_image(path: Path, size: tuple[int, int] | None) -> UInt8[Tensor, "3 h w"]:
-    """An image file as RGB from 0 to 255, turned as its EXIF says, scaled to the size's shorter fit and cut out of the middle.
-
-    Args:
-        size: height and width; None for the image's own.
-    """
-    with Image.open(path) as file:
-        image = _as_rgb(ImageOps.exif_transpose(file))
-    if size is not None and (image.height, image.width) != size:
-        image = ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 and not scale
-        return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+def read_image(path: Path, facts: Facts) -> UInt8[Tensor, "3 h w"]:
+    """An image file as the model saw images when it was evaluated; at its own size where the facts name none."""
+    picture = read_picture(path)
+    if facts.size is None:
+        return as_tensor(picture)
+    h, w = facts.size
+    if h == w:
+        return as_tensor(centred(picture, h, facts.resize or h))
+    return as_tensor(picture if picture.size == (w, h) else picture.resize((w, h), Image.Resampling.BILINEAR))
 
 
 def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[Prediction]:
@@ -75,9 +61,9 @@ def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[P
     batch: list[tuple[Path, Tensor | str]] = []
     for path in paths:
         try:
-            batch.append((path, read_image(path, model.facts.size)))
-        except Exception as error:  # damaged files make Pillow's readers fail in many ways
-            batch.append((path, _why(error)))
+            batch.append((path, read_image(path, model.facts)))
+        except DataError as error:
+            batch.append((path, str(error)))
         if len(batch) == BATCH:
             yield from _classify(model, batch, top)
             batch = []
@@ -96,7 +82,3 @@ def _classify(model: Runner, batch: list[tuple[Path, Tensor | str]], top: int) -
         best = next(rows).topk(min(top, model.facts.num_classes))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         yield Prediction(path, [(model.facts.name_of(label), probability) for label, probability in pairs])
-
-
-def _why(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

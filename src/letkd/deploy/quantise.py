@@ -11,11 +11,12 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from letkd.batch import Batch
-from letkd.data import Split
-from letkd.data.base import normalise
+from letkd.data import AnySplit, Augment
+from letkd.data.loader import normalise
 from letkd.deploy.export import quietly
 from letkd.deploy.facts import KEY, Facts
 from letkd.deploy.runners import need, onnx_runner
+from letkd.deploy.source import images_at
 from letkd.deploy.speed import interleaved
 from letkd.train.evaluate import evaluate
 
@@ -76,19 +77,19 @@ def quantise(content: bytes, facts: Facts, images: UInt8[Tensor, "n 3 h w"]) -> 
     return model.SerializeToString()
 
 
-def calibration_images(split: Split) -> UInt8[Tensor, "n 3 h w"]:
+def calibration_images(split: AnySplit) -> UInt8[Tensor, "n 3 h w"]:
     """Some of the training images, the same each time."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
-    return split.images[order[:CALIBRATION]]
+    return images_at(split, order[:CALIBRATION])
 
 
-def measure(before: bytes, after: bytes, test: Split) -> Quantised:
+def measure(before: bytes, after: bytes, test: AnySplit) -> Quantised:
     """Both files on the test split, and beside each other."""
     runners = [onnx_runner(content, "the exported student") for content in (before, after)]
     accuracies = [evaluate(runner, _Raw(test), description="accuracy").top1 for runner in runners]
     seconds = {}
     for batch in (1, 128):
-        images = test.images[:batch]
+        images = images_at(test, torch.arange(min(batch, len(test))))
         taken = interleaved({name: partial(runner, images) for name, runner in zip(("f", "i"), runners, strict=True)})
         seconds[len(images)] = (taken["f"], taken["i"])
     return Quantised((accuracies[0], accuracies[1]), seconds, (len(before), len(after)))
@@ -97,12 +98,13 @@ def measure(before: bytes, after: bytes, test: Split) -> Quantised:
 class _Raw:
     """Batches of images as they are; a `Runner` normalises them itself where its model does not."""
 
-    def __init__(self, split: Split):
+    def __init__(self, split: AnySplit):
         self.split = split
 
     def __len__(self) -> int:
         return -(-len(self.split) // BATCH)
 
     def __iter__(self) -> Iterator[Batch]:
-        for images, labels in zip(self.split.images.split(BATCH), self.split.labels.split(BATCH), strict=True):
-            yield Batch(images, labels)
+        parts = torch.arange(len(self.split)).split(BATCH)
+        for index, images in zip(parts, self.split.read([(part, ()) for part in parts], Augment()), strict=True):
+            yield Batch(images, self.split.labels[index])

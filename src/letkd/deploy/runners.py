@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from letkd.data.base import normalise
+from letkd.data.loader import normalise
 from letkd.deploy.facts import KEY, Facts, facts_from, facts_from_json
 from letkd.errors import CheckpointError, LetkdError
 from letkd.student import load_student, read_header

@@ -10,7 +10,7 @@ from letkd.deploy.facts import Facts, Input
 from letkd.deploy.fold import fold_student
 from letkd.deploy.quantise import Quantised, calibration_images, measure, quantise
 from letkd.deploy.runners import student_runner
-from letkd.deploy.source import Source
+from letkd.deploy.source import Source, images_at
 from letkd.errors import CheckpointError, ExportError
 from letkd.files import write_whole
 from letkd.student import read_header, save_student
@@ -102,14 +102,14 @@ def _images(source: Source, facts: Facts) -> dict[str, torch.Tensor]:
     found = {"random": random_images(facts.size)}
     if source.data is not None:
         split = source.data.val if len(source.data.val) else source.data.train
-        found["real"] = split.images[:REAL_IMAGES]
+        found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))
     return found
 
 
 def _write(source: Source, student: torch.nn.Module, content: bytes | None, facts: Facts, path: Path) -> None:
     if content is None:
         header = read_header(source.path)
-        known = {key: getattr(facts, key) for key in ("classes", "mean", "std", "size") if getattr(facts, key)}
+        known = {key: getattr(facts, key) for key in ("classes", "mean", "std", "size", "resize") if getattr(facts, key)}
         save_student(student, path, **{**header, **known})
         return
     try:

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from letkd.data import Dataset, Loader, Split
+from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.base import stratified
 from letkd.deploy.fold import fold_student
 from letkd.deploy.prune import Pruned, prune_auto, prune_never, prune_to
@@ -49,7 +49,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     train, held, name = hold_out(source.data)
     loader = partial(Loader, batch_size=128, mean=source.data.mean, std=source.data.std)
 
-    def accuracy(student: nn.Module, split: Split = held) -> float:
+    def accuracy(student: nn.Module, split: AnySplit = held) -> float:
         return evaluate(student, loader(split), description="accuracy").top1
 
     ways: dict[str, Callable] = {"never": prune_never, "auto": partial(prune_auto, accuracy=accuracy, tolerance=tolerance)}
@@ -70,7 +70,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     return replace(source, student=after), report
 
 
-def hold_out(data: Dataset) -> tuple[Split, Split, str]:
+def hold_out(data: Dataset) -> tuple[AnySplit, AnySplit, str]:
     """Training images and those that decide: the validation split or, where there is none, a tenth of the training images."""
     if len(data.val):
         return data.train, data.val, "validation"

@@ -5,9 +5,11 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor, nn
 
-from letkd.data import Dataset
+from letkd.data import AnySplit, Augment, Dataset, FileSplit
 from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
 from letkd.errors import DataError, RunError
@@ -64,8 +66,9 @@ def open_source(
                 raise
             say(f"the run's data could not be read ({error}); going on without")
     if images is not None:
-        height, width = images.train.images.shape[-2:]
-        facts = replace(facts, size=facts.size or (height, width), classes=facts.classes or images.classes)
+        resize = images.train.resize if isinstance(images.train, FileSplit) else None
+        facts = replace(facts, size=facts.size or images.train.image_size, resize=facts.resize or resize)
+        facts = replace(facts, classes=facts.classes or images.classes)
         facts = replace(facts, mean=facts.mean or images.mean, std=facts.std or images.std)
     facts = with_size(replace(facts, size=size or facts.size), network)
     return Source(path, network, facts, images)
@@ -92,3 +95,8 @@ def _epochs_done(folder: Path) -> int:
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     whole = [line for line in lines if line.endswith("}")]  # a kill may have left half a line
     return int(json.loads(whole[-1])["epoch"]) if whole else 0
+
+
+def images_at(split: AnySplit, index: Int64[Tensor, " n"]) -> UInt8[Tensor, "n 3 h w"]:
+    """Some images of a split as they are, wherever they lie."""
+    return torch.cat(list(split.read([(index, ())], Augment())))
