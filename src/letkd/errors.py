@@ -44,6 +44,10 @@ class RunError(LetkdError):
     """A run folder that holds something else, or lacks what was asked for."""
 
 
+class ExportError(LetkdError):
+    """A student that cannot be exported as asked, or an exported one that does not give what the student gives."""
+
+
 RESUME_ME = 75  # exit code; EX_TEMPFAIL of sysexits.h: try the same command again
 
 

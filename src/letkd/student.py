@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from letkd.deploy.fold import FoldedKDLayer
 from letkd.errors import CheckpointError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
 from letkd.methods.simkd import FrozenLinear, Projector
@@ -18,9 +19,9 @@ from letkd.taps import find_module, graft, replace_module
 
 FORMAT = "letkd-student-2"
 
-# What a method may put into a student: behind a module, or a FrozenLinear in the place of the classifier. A file names them by
-# class, and nothing else is ever built because a file says so. Each tells its constructor's arguments by `settings()`.
-LAYERS: dict[str, Callable[..., nn.Module]] = {cls.__name__: cls for cls in (KDLayer, Projector, FrozenLinear)}
+# What a method may put into a student: behind a module (or folded there), or a FrozenLinear in the place of the classifier. A file
+# names them by class, and nothing else is ever built because a file says so. Each tells its constructor's arguments by `settings()`.
+LAYERS: dict[str, Callable[..., nn.Module]] = {cls.__name__: cls for cls in (KDLayer, FoldedKDLayer, Projector, FrozenLinear)}
 
 LARGEST = 1_000_000
 

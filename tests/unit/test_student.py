@@ -12,6 +12,7 @@ from torch import nn
 
 from letkd import KDLayer
 from letkd import student as student_file
+from letkd.deploy.fold import FoldedKDLayer, fold_student
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, TapError
 from letkd.methods import LetKD, Site, letkd1, letkd2
@@ -55,6 +56,7 @@ STUDENTS = {
         student_taps={"again": "layer3"},
         teacher_taps={"again": "layer3"},
     ),
+    "letkd-2, folded": lambda: lively(fold_student(distilled(letkd2(6, 2)))),
     "simkd": lambda: distilled(SimKD(), create_model("resnet14_tiny", num_classes=3)),
     "simkd, other classifier": lambda: distilled(SimKD(4)),
     "simkd, pooling": lambda: distilled(SimKD(), Net(5, stride=4), teacher_taps=SMALL_MAPS),
@@ -98,6 +100,7 @@ def test_these_students_hold_every_layer_that_a_file_can_name():
 def test_a_layers_settings_make_it_again(cls):
     layer = {
         KDLayer: lambda: KDLayer(3, 5, alpha=0.5, normalize_value_input=False),
+        FoldedKDLayer: lambda: FoldedKDLayer(3, 5, normalize_value_input=False),
         Projector: lambda: Projector(3, 8, f=4, size=(2, 5)),
         FrozenLinear: lambda: FrozenLinear(3, 5, bias=False),
     }[cls]()
@@ -276,7 +279,7 @@ def test_a_wrong_header(files, key, value, match, tmp_path):
     refused(forged(tmp_path / "s.safetensors", tensors, json.dumps({**header, key: value})), match)
 
 
-LAYER = r"wrong at changes\[0\]\.layer \(the layers are KDLayer, Projector, FrozenLinear\)"
+LAYER = r"wrong at changes\[0\]\.layer \(the layers are KDLayer, FoldedKDLayer, Projector, FrozenLinear\)"
 
 
 @pytest.mark.parametrize(

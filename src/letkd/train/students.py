@@ -42,14 +42,25 @@ def evaluate_student(
         raise RunError(_nothing_there(what, student))
     if student is not None and not _is_student_file(path):
         return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std)
+    images = data_of(path, data=data, root=root, mean=mean, std=std)
+    return _on_split(load_student(path, model=student), images, split)
+
+
+def data_of(
+    path: Path, *, data: str | None, root: Path | None, mean: Channels | None = None, std: Channels | None = None
+) -> Dataset:
+    """The data set of a student file: the one named, or that of the run in whose folder it lies.
+
+    Args:
+        mean, std: of each channel; the file's where not given.
+    """
     header = read_header(path)
     images = _images(path, data, root)
     if images.num_classes != header["num_classes"]:
         raise DataError(
             f"{path} has {header['num_classes']} classes and {images.name} {images.num_classes}; name the data it was trained on"
         )
-    images = _normalised(images, mean or header.get("mean"), std or header.get("std"))
-    return _on_split(load_student(path, model=student), images, split)
+    return _normalised(images, mean or header.get("mean"), std or header.get("std"))
 
 
 def evaluate_network(

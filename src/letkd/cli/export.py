@@ -1,0 +1,106 @@
+"""`letkd export`: the student alone, as a file that runs elsewhere."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from letkd.cli import options as o
+
+if TYPE_CHECKING:
+    from letkd.deploy.quantise import Quantised
+    from letkd.deploy.source import Source
+
+
+def export(
+    what: Annotated[Path, typer.Argument(help="A finished run's folder, or a student.safetensors file.", show_default=False)],
+    to: Annotated[Literal["safetensors", "torch-export", "onnx"], typer.Option(help="The file's format.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="The file.", show_default="beside the student")] = None,
+    takes: Annotated[
+        Literal["uint8", "normalised"] | None,
+        typer.Option(
+            "--input",
+            help="What the model is fed: images as they are (0 to 255), or normalised ones.",
+            show_default="uint8, where mean and std are known",
+        ),
+    ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="never|auto|K",
+            help="Drop templates of the KD layers: those that never fire, as many as the tolerance allows, or all but K.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Points of accuracy that --prune auto may lose on validation.")] = 0.1,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the ONNX file, calibrated on training images; measured.")
+    ] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold/--no-fold", help="Fold BN and the KD layers' constants into their kernels.")
+    ] = True,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width of the images.", show_default="those trained on")
+    ] = None,
+    student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
+    data: o.Data = None,
+    root: o.Root = None,
+) -> None:
+    """Export a trained student: no teacher, no taps; torch-export and ONNX files run without letkd. Checked before it is written."""
+    from letkd.deploy.ship import destination, ship
+    from letkd.deploy.source import open_source
+
+    source = open_source(what, student=student, data=data, root=root, size=None if size is None else (size, size))
+    destination(source.path, to, out, int8=int8)  # a wrong name before any work
+    if prune is not None:
+        source = _pruned(source, prune, tolerance)
+    shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8)
+    for name, difference in shipment.differences.items():
+        print(
+            f"max difference to the student on {difference.n} {name} images: {difference.largest:.2g} "
+            f"(largest logit {difference.logit:.3g}; same first class on {difference.agreeing})"
+        )
+    if shipment.quantised is not None:
+        _tell_int8(shipment.quantised)
+    facts = shipment.facts
+    print(f"input: {facts.input} [{', '.join(_axes(facts.dynamic, facts.size))}]")
+    if shipment.folded:
+        print(f"folded: {shipment.folded} BNs into convolutions")
+    print(f"exported: {shipment.path} ({shipment.path.stat().st_size / 1e6:.2f} MB)")
+
+
+def _pruned(source: "Source", prune: str, tolerance: float) -> "Source":
+    from letkd.deploy.shrink import shrink
+
+    source, shrunk = shrink(source, prune, tolerance=tolerance)
+    for layer in shrunk.layers:
+        print(f"pruned {layer.path}: {layer.K} templates, {layer.never} never fired, {layer.kept} kept")
+    for split, (before, after) in shrunk.accuracy.items():
+        print(f"accuracy on {split}: {before:.2f} % before, {after:.2f} % after")
+    _tell_seconds(shrunk.seconds)
+    return source
+
+
+def _tell_int8(quantised: "Quantised") -> None:
+    before, after = quantised.accuracy
+    print(f"INT8, accuracy on test: {before:.2f} % before, {after:.2f} % after")
+    _tell_seconds(quantised.seconds)
+    before, after = quantised.size
+    print(f"INT8, size: {before / 1e6:.2f} MB before, {after / 1e6:.2f} MB after")
+
+
+def _tell_seconds(seconds: dict[int, tuple[float, float]]) -> None:
+    for batch, (before, after) in seconds.items():
+        print(
+            f"time of a batch of {batch}: {1000 * before:.2f} ms before, {1000 * after:.2f} ms after, ratio {after / before:.2f}"
+        )
+
+
+def _axes(dynamic: tuple[str, ...], size: tuple[int, int] | None) -> list[str]:
+    height, width = size or ("height", "width")
+    return [
+        "batch" if "batch" in dynamic else "1",
+        "3",
+        "height" if "height" in dynamic else str(height),
+        "width" if "width" in dynamic else str(width),
+    ]

@@ -1,0 +1,215 @@
+"""Exporting: a student as the content of a file that runs without letkd (torch.export, ONNX), and how it compares."""
+
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from letkd.deploy.facts import KEY, Facts
+from letkd.deploy.fold import fold_batch_norms
+from letkd.deploy.runners import FACTS_FILE, Runner, need, onnx_runner, program_runner, student_runner
+from letkd.errors import ExportError
+from letkd.progress import say
+from letkd.taps import as_logits
+
+TOLERANCE = 1e-3  # of the largest logit, or of 1 where that is more; float32 gives some 1e-6
+
+
+class Shipped(nn.Module):
+    """A student as its file has it: logits out, and images in as the facts say.
+
+    logits = student((images / 255 − mean) / std)        where the facts' input is uint8
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, student: nn.Module, facts: Facts):
+        super().__init__()
+        self.student = student
+        self.raw = facts.input == "uint8"
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(facts, name) or [0.0], dtype=torch.float64)
+            self.register_buffer(name, (255 * values).float()[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.raw:
+            images = (images.float() - self.mean) / self.std
+        return as_logits(self.student(images), self.student)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A student as a graph, its facts, and how many BNs were folded into convolutions."""
+
+    program: ExportedProgram
+    facts: Facts
+    folded: int
+
+
+def trace(student: nn.Module, facts: Facts, *, fold: bool = True) -> Traced:
+    """Follow a student by `torch.export`, for any batch and, where the network allows it, any height and width.
+
+    Args:
+        student: in eval mode; not changed.
+        facts: `size` must be known, `mean` and `std` too where the input is uint8.
+        fold: BN into the convolutions before it, where nothing else reads them.
+    """
+    if facts.size is None:
+        raise ExportError("nobody says how large the images are; give their height and width with --size")
+    if facts.input == "uint8" and (facts.mean is None or facts.std is None):
+        raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use --input normalised")
+    model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
+    program, dynamic = _trace(model, facts, facts.size)
+    folded = fold_batch_norms(model, program) if fold else 0
+    if folded:
+        program = _traced(model, facts, facts.size, dynamic)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of source files on this machine
+    return Traced(program, replace(facts, dynamic=dynamic), folded)
+
+
+def as_program(traced: Traced) -> bytes:
+    """A `.pt2` file for `torch.export.load`, with the facts in its extra file `letkd.json`."""
+    file = io.BytesIO()
+    with quietly():
+        torch.export.save(traced.program, file, extra_files={FACTS_FILE: traced.facts.as_json()})
+    return file.getvalue()
+
+
+def as_onnx(traced: Traced) -> bytes:
+    """An ONNX file from `images` to `logits`, with the facts in its metadata under `letkd`."""
+    onnx = need("onnxruntime", "onnxscript", "onnx")
+    with quietly():
+        made = torch.onnx.export(traced.program, (), dynamo=True, verbose=False, output_names=["logits"])
+    if made is None:
+        raise ExportError("torch.onnx gave no model; update torch and onnxscript")
+    model = made.model_proto
+    graph = model.graph
+    # What is left over from tracing: the paths of source files on this machine, and names of sizes that mean nothing to a reader.
+    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer, graph, model):
+        part.ClearField("metadata_props")
+    for node in graph.node:
+        node.ClearField("doc_string")
+    graph.ClearField("value_info")
+    shape = graph.input[0].type.tensor_type.shape
+    for axis, name in ((0, "batch"), (2, "height"), (3, "width")):
+        if name in traced.facts.dynamic:
+            shape.dim[axis].dim_param = name
+    graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.helper.set_model_props(model, {KEY: traced.facts.as_json()})
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file: how its name ends, what writes it, what runs it."""
+
+    suffix: str
+    write: Callable[[Traced], bytes]
+    run: Callable[[bytes, object], Runner]
+
+
+FORMATS = {"torch-export": Format(".pt2", as_program, program_runner), "onnx": Format(".onnx", as_onnx, onnx_runner)}
+
+
+def _trace(model: nn.Module, facts: Facts, size: tuple[int, int]) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """Export with all sizes open; where the network has a fixed one, or takes another path at another one, with the batch alone."""
+    try:
+        return _traced(model, facts, size, Facts.dynamic), Facts.dynamic
+    except Exception as error:  # torch.export's errors share no class
+        say(f"the image's size is fixed to {size[0]}x{size[1]}: the network does not run, or runs otherwise, at others")
+        try:
+            return _traced(model, facts, size, ("batch",)), ("batch",)
+        except Exception:
+            why = (str(error).strip().splitlines() or [""])[0]
+            raise ExportError(f"torch.export cannot follow the network: {type(error).__name__}: {why}") from error
+
+
+def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]) -> ExportedProgram:
+    axes = {"batch": 0, "height": 2, "width": 3}
+    shapes = ({axes[name]: Dim.AUTO for name in dynamic},)
+    with quietly():
+        program = torch.export.export(model, (_noise(facts, 2, size),), dynamic_shapes=shapes)
+        _must_hold(model, program, facts, size, dynamic)
+    return program
+
+
+def _must_hold(
+    model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]
+) -> None:
+    """Raise where the program, at another batch or size than it was traced with, differs from the model or does not run."""
+    run: Any = program.module()
+    h, w = size
+    for batch, other in ((1, size), (3, (2 * h, 2 * w)), (1, (h + 8, w + 16))):
+        x = _noise(facts, batch, other if "height" in dynamic else size)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), model(x), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _noise(facts: Facts, batch: int, size: tuple[int, int]) -> Tensor:
+    generator = torch.Generator().manual_seed(batch)
+    if facts.input == "uint8":
+        return torch.randint(256, (batch, 3, *size), generator=generator, dtype=torch.uint8)
+    return torch.randn(batch, 3, *size, generator=generator)
+
+
+@contextmanager
+def quietly():
+    """Without what the exporters have to say about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two models' logits are apart on the same images.
+
+    Args:
+        largest: the largest difference.
+        logit: the largest logit.
+        agreeing: images with the same first class.
+        n: images.
+    """
+
+    largest: float
+    logit: float
+    agreeing: int
+    n: int
+
+    @property
+    def close(self) -> bool:
+        return self.largest <= TOLERANCE * max(1.0, self.logit)
+
+
+def compare(one: Runner, two: Runner, images: UInt8[Tensor, "n 3 h w"], *, batch: int = 64) -> Difference:
+    """Run both over the images."""
+    a, b = (torch.cat([runner(part) for part in images.split(batch)]) for runner in (one, two))
+    return Difference(float((a - b).abs().max()), float(a.abs().max()), int((a.argmax(1) == b.argmax(1)).sum()), len(images))
+
+
+def random_images(size: tuple[int, int], n: int = 32) -> UInt8[Tensor, "n 3 h w"]:
+    """Noise, the same each time."""
+    return torch.randint(256, (n, 3, *size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def reference(student: nn.Module, facts: Facts) -> Runner:
+    """The student as it is, to compare with; without a known normalisation, images are only brought to 0 … 1."""
+    known = replace(facts, input="normalised", mean=facts.mean or (0.0,) * 3, std=facts.std or (1.0,) * 3)
+    return student_runner(student, known)

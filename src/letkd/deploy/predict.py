@@ -1,0 +1,84 @@
+"""Classes of image files, by a shipped model alone."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
+from letkd.deploy.facts import Facts
+from letkd.deploy.runners import Runner
+from letkd.errors import DataError
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The first classes of one image with their probabilities, best first; or, where it could not be read, why."""
+
+    path: Path
+    top: list[tuple[str, float]]
+    error: str = ""
+
+
+def find_images(paths: Iterable[Path]) -> list[Path]:
+    """The files named, and for every folder the images in it and below, by name."""
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"there is no image or folder {shown(path)}; check the path")
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        if not inside:
+            raise DataError(f"the folder {shown(path)} has no images (files that end in {', '.join(SUFFIXES)})")
+        found += inside
+    return found
+
+
+def read_image(path: Path, facts: Facts) -> UInt8[Tensor, "3 h w"]:
+    """An image file as the model saw images when it was evaluated; at its own size where the facts name none."""
+    picture = read_picture(path)
+    if facts.size is None:
+        return as_tensor(picture)
+    h, w = facts.size
+    if h == w:
+        return as_tensor(centred(picture, h, facts.resize or h))
+    return as_tensor(picture if picture.size == (w, h) else picture.resize((w, h), Image.Resampling.BILINEAR))
+
+
+def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[Prediction]:
+    """The classes of image files, in their order; a file that cannot be read is told as such, and the others go on.
+
+    Args:
+        top: how many classes of each.
+    """
+    batch: list[tuple[Path, Tensor | str]] = []
+    for path in paths:
+        try:
+            batch.append((path, read_image(path, model.facts)))
+        except DataError as error:
+            batch.append((path, str(error)))
+        if len(batch) == BATCH:
+            yield from _classify(model, batch, top)
+            batch = []
+    yield from _classify(model, batch, top)
+
+
+def _classify(model: Runner, batch: list[tuple[Path, Tensor | str]], top: int) -> Iterator[Prediction]:
+    images = [image for _, image in batch if isinstance(image, Tensor)]
+    same = len({image.shape for image in images}) == 1  # without a size of its own the model takes images one by one
+    groups = [torch.stack(images)] if same else [image[None] for image in images]
+    rows = iter([row for group in groups for row in model(group).float().softmax(dim=1)])
+    for path, image in batch:
+        if isinstance(image, str):
+            yield Prediction(path, [], image)
+            continue
+        best = next(rows).topk(min(top, model.facts.num_classes))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        yield Prediction(path, [(model.facts.name_of(label), probability) for label, probability in pairs])

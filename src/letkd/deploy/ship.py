@@ -1,0 +1,118 @@
+"""The whole way from a run to a file: fold, prune, export, check, write."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from letkd.deploy.export import FORMATS, Difference, compare, random_images, reference, trace
+from letkd.deploy.facts import Facts, Input
+from letkd.deploy.fold import fold_student
+from letkd.deploy.quantise import Quantised, calibration_images, measure, quantise
+from letkd.deploy.runners import student_runner
+from letkd.deploy.source import Source, images_at
+from letkd.errors import CheckpointError, ExportError
+from letkd.files import write_whole
+from letkd.student import read_header, save_student
+
+SUFFIXES = {"safetensors": ".safetensors", **{name: form.suffix for name, form in FORMATS.items()}}
+REAL_IMAGES = 256
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A file that was written, and how it compares with the student it was made from."""
+
+    path: Path
+    facts: Facts
+    folded: int
+    differences: dict[str, Difference]
+    quantised: Quantised | None = None
+
+
+def ship(
+    source: Source,
+    to: str,
+    out: Path | None = None,
+    *,
+    fold: bool = True,
+    takes: Input | None = None,
+    int8: bool = False,
+) -> Shipment:
+    """Write a student as one file, once it gives what the student gives.
+
+    Args:
+        to: a key of `SUFFIXES`.
+        out: the file; beside the student's own where not given.
+        fold: KD layers, and BNs into convolutions where the format has a graph.
+        takes: what the exported graph is fed; `uint8` where mean and std are known.
+        int8: quantise the ONNX file, calibrated on the source's training images; what it was before is what is checked.
+    """
+    facts = replace(source.facts, input=takes or ("uint8" if source.facts.mean and source.facts.std else "normalised"))
+    path = destination(source.path, to, out, int8=int8)
+    if int8 and source.data is None:
+        raise ExportError("INT8 is calibrated on training images, and they are not there; name them with --data and --root")
+    student = fold_student(source.student) if fold else source.student
+    if to == "safetensors":
+        if takes == "uint8":
+            raise ExportError(
+                "a student file holds weights and no graph, so that it cannot normalise images; leave --input out"
+            )
+        facts = replace(facts, input="normalised")
+        runner, content, folded = student_runner(student, facts), None, 0
+    else:
+        traced = trace(student, facts, fold=fold)
+        facts, folded = traced.facts, traced.folded
+        content = FORMATS[to].write(traced)
+        runner = FORMATS[to].run(content, path)
+    eager = reference(source.student, facts)
+    runner.facts = replace(facts, mean=eager.facts.mean, std=eager.facts.std)
+    differences = {name: compare(eager, runner, images) for name, images in _images(source, facts).items()}
+    far = [f"{d.largest:.2g} on {name} images" for name, d in differences.items() if not d.close]
+    if far:
+        raise ExportError(f"the exported student's logits differ from the student's by {', '.join(far)}; nothing was written")
+    quantised = None
+    if int8 and content is not None and source.data is not None:
+        small = quantise(content, facts, calibration_images(source.data.train))
+        quantised = measure(content, small, source.data.test)
+        content = small
+    _write(source, student, content, facts, path)
+    return Shipment(path, facts, folded, differences, quantised)
+
+
+def destination(source: Path, to: str, out: Path | None = None, *, int8: bool = False) -> Path:
+    """Where the file goes: where asked, under the format's suffix, and never over the student it is made from."""
+    if to not in SUFFIXES:
+        raise ExportError(f"there is no format {to!r}; the formats are {', '.join(SUFFIXES)}")
+    if int8 and to != "onnx":
+        raise ExportError(f"INT8 is for ONNX files, and {to} was asked for; say --to onnx")
+    suffix = SUFFIXES[to]
+    mark = "-int8" if int8 else "-export" if to == "safetensors" else ""
+    path = out or source.with_name(f"{source.stem}{mark}{suffix}")
+    if path.suffix != suffix:
+        raise ExportError(f"--out {path}: a {to} file ends in {suffix}, and is opened by that; name it so")
+    if path.resolve() == source.resolve():
+        raise ExportError(f"--out {path} is the student itself; choose another name")
+    return path
+
+
+def _images(source: Source, facts: Facts) -> dict[str, torch.Tensor]:
+    if facts.size is None:
+        raise ExportError("nobody says how large the images are; give their height and width with --size")
+    found = {"random": random_images(facts.size)}
+    if source.data is not None:
+        split = source.data.val if len(source.data.val) else source.data.train
+        found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))
+    return found
+
+
+def _write(source: Source, student: torch.nn.Module, content: bytes | None, facts: Facts, path: Path) -> None:
+    if content is None:
+        header = read_header(source.path)
+        known = {key: getattr(facts, key) for key in ("classes", "mean", "std", "size", "resize") if getattr(facts, key)}
+        save_student(student, path, **{**header, **known})
+        return
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error.strerror or error}") from error
