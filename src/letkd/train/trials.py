@@ -1,11 +1,14 @@
 """Several seeds of one recipe, and several methods side by side."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from letkd.errors import LetkdError, UnsupportedPair
+from letkd.files import write_whole
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve
+from letkd.report.collect import NOTE
 from letkd.report.tables import Row
 from letkd.train.build import build_distiller, fit, read_data
 from letkd.train.loop import train
@@ -58,7 +61,8 @@ def compare(
         teacher_weights: a trained teacher; where there is none, it is trained first.
         quick: shrink every recipe to a smoke run, the teacher's too.
 
-    A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on.
+    A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on. Why it has
+    no numbers is kept in its folder as note.json, for reports.
     """
     folder = Path(folder)
     rows = []
@@ -81,7 +85,15 @@ def compare(
             note = f"does not serve this pair: {error}"
         except (LetkdError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as error:
             note = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        _keep_note(folder / method / NOTE, {"pair": pair, "method": method, "title": recipe.title, "note": note})
         if note:
             say(f"{recipe.title} {note}")
         rows.append(Row(recipe.title, results, note))
     return rows
+
+
+def _keep_note(path: Path, note: dict[str, str]) -> None:
+    if note["note"]:
+        write_whole(path, json.dumps(note, indent=1).encode())
+    else:
+        path.unlink(missing_ok=True)

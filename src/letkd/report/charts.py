@@ -1,0 +1,116 @@
+"""Charts as data: one description that matplotlib draws into files and the page draws for itself."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Eight hues that colour-blind readers can tell apart (Okabe and Ito), the yellow darkened; the page has the same.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#5b4fc7", "#6b6b6b")
+DASHES = ("", "5 3", "2 2")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values by x under a name. `low` and `high` bound a band, where there is one; None is a gap."""
+
+    name: str
+    y: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over x, or points for each name in x.
+
+    Args:
+        key: a name for files.
+        x: numbers, or names.
+        log_y: a logarithmic y axis, for what falls by powers.
+        digits: that a reader needs.
+    """
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float] | Sequence[str]
+    series: Sequence[Series]
+    kind: Literal["lines", "dots"] = "lines"
+    log_y: bool = False
+    digits: int = 2
+    note: str = ""
+    group: str = field(default="")
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page: numbers with four digits after the point are enough for a screen."""
+        return _rounded(asdict(self))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def a_figure(width: float = 6.4, height: float = 3.6) -> "Figure":
+    """An empty figure that belongs to no window."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: "Axes") -> None:
+    """No box around the axes, faint lines across."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8)
+
+
+def draw(chart: Chart) -> "Figure":
+    """The chart as matplotlib draws it."""
+    if chart.kind == "dots":
+        return _dots(chart)
+    figure = a_figure()
+    axes = figure.subplots()
+    tidy(axes)
+    for k, series in enumerate(chart.series):
+        colour, style = COLOURS[k % len(COLOURS)], ("-", "--", ":")[k // len(COLOURS) % 3]
+        y = [float("nan") if value is None else value for value in series.y]
+        axes.plot(chart.x, y, style, color=colour, linewidth=1.5, label=series.name, marker="." if len(y) < 25 else "")
+        if series.low is not None and series.high is not None:
+            low, high = ([float("nan") if value is None else value for value in bound] for bound in (series.low, series.high))
+            axes.fill_between(chart.x, low, high, color=colour, alpha=0.15, linewidth=0)
+    if chart.log_y:
+        axes.set_yscale("log")
+    _label(axes, chart)
+    return figure
+
+
+def _dots(chart: Chart) -> "Figure":
+    figure = a_figure(6.4, 0.9 + 0.26 * len(chart.x))
+    axes = figure.subplots()
+    tidy(axes)
+    rows = list(range(len(chart.x)))
+    for k, series in enumerate(chart.series):
+        points = [(value, row) for value, row in zip(series.y, rows, strict=True) if value is not None]
+        axes.scatter([x for x, _ in points], [y for _, y in points], s=26, color=COLOURS[k % len(COLOURS)], label=series.name)
+    axes.set_yticks(rows, [str(name) for name in chart.x])
+    axes.invert_yaxis()
+    _label(axes, chart)
+    return figure
+
+
+def _label(axes: "Axes", chart: Chart) -> None:
+    axes.set_title(chart.title, fontsize=10, loc="left")
+    axes.set_xlabel(chart.x_label if chart.kind == "lines" else chart.y_label, fontsize=9)
+    axes.set_ylabel(chart.y_label if chart.kind == "lines" else chart.x_label, fontsize=9)
+    if len(chart.series) > 1:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
