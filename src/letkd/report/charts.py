@@ -1,7 +1,7 @@
 """Charts as data: one description that matplotlib draws into files and the page draws for itself."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 # Eight hues that colour-blind readers can tell apart (Okabe and Ito), the yellow darkened; the page has the same.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#5b4fc7", "#6b6b6b")
-DASHES = ("", "5 3", "2 2")
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class Chart:
     log_y: bool = False
     digits: int = 2
     note: str = ""
-    group: str = field(default="")
+    group: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For the page: numbers with four digits after the point are enough for a screen."""
+        """For the page: six digits are enough for a screen."""
         return _rounded(asdict(self))
 
 
@@ -80,18 +79,25 @@ def draw(chart: Chart) -> "Figure":
         return _dots(chart)
     figure = a_figure()
     axes = figure.subplots()
+    _lines(axes, chart)
+    _label(axes, chart)
+    return figure
+
+
+def _lines(axes: "Axes", chart: Chart) -> None:
     tidy(axes)
     for k, series in enumerate(chart.series):
         colour, style = COLOURS[k % len(COLOURS)], ("-", "--", ":")[k // len(COLOURS) % 3]
-        y = [float("nan") if value is None else value for value in series.y]
+        y = _gaps(series.y)
         axes.plot(chart.x, y, style, color=colour, linewidth=1.5, label=series.name, marker="." if len(y) < 25 else "")
         if series.low is not None and series.high is not None:
-            low, high = ([float("nan") if value is None else value for value in bound] for bound in (series.low, series.high))
-            axes.fill_between(chart.x, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(chart.x, _gaps(series.low), _gaps(series.high), color=colour, alpha=0.15, linewidth=0)
     if chart.log_y:
         axes.set_yscale("log")
-    _label(axes, chart)
-    return figure
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
 
 
 def _dots(chart: Chart) -> "Figure":
@@ -114,3 +120,19 @@ def _label(axes: "Axes", chart: Chart) -> None:
     axes.set_ylabel(chart.y_label if chart.kind == "lines" else chart.x_label, fontsize=9)
     if len(chart.series) > 1:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def draw_all(charts: Sequence[Chart], *, columns: int = 3) -> "Figure":
+    """Several charts of lines as one figure."""
+    rows = -(-len(charts) // columns)
+    figure = a_figure(4.2 * min(columns, len(charts)), 2.9 * rows)
+    panels = figure.subplots(rows, min(columns, len(charts)), squeeze=False).flatten()
+    for axes, chart in zip(panels, charts, strict=False):
+        _lines(axes, chart)
+        axes.set_title(chart.title, fontsize=9, loc="left")
+        axes.set_xlabel(chart.x_label, fontsize=8)
+        if len(chart.series) > 1:
+            axes.legend(fontsize=7, frameon=False)
+    for axes in panels[len(charts) :]:
+        axes.set_axis_off()
+    return figure

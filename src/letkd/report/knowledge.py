@@ -1,0 +1,301 @@
+"""Transferred knowledge: what the teacher says of each location of a picture, what the student predicts and what it keeps."""
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from letkd.batch import Batch
+from letkd.data import Dataset
+from letkd.distiller import Distiller
+from letkd.functional import pixels
+from letkd.report.charts import a_figure, tidy
+from letkd.report.opened import batch_of, some
+from letkd.report.sites import Seen, at_rest, look
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Entries = list[tuple[int, float]]
+OTHER = -1  # the colour of what is too rare for one of its own
+HUES = 12
+
+
+@dataclass(frozen=True)
+class Location:
+    """One pixel of the map.
+
+    Args:
+        label: its sub-class or cluster.
+        colour: which of the `HUES` marks it.
+        p_T, p_S: the largest entries, the largest first.
+        kept: what BN-ReLU lets through, the largest entries as shares of the whole; empty where everything is discarded, None
+            where there is no KD layer.
+        added: α‖x'‖/‖x‖ there.
+    """
+
+    label: int
+    colour: int
+    p_T: Entries
+    p_S: Entries
+    kept: Entries | None
+    added: float | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image and its locations, row by row."""
+
+    image: Tensor
+    true: int
+    taken: int
+    locations: list[Location]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A label that many pixels have, and the patches of training images that are nearest to it, the nearest first."""
+
+    label: int
+    share: float
+    patches: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """One site. `per_class` is the number of sub-classes a class, where labels belong to classes."""
+
+    site: str
+    kind: str
+    labels: int
+    per_class: int | None
+    size: tuple[int, int]
+    classes: tuple[str, ...]
+    pictures: list[Picture]
+    templates: list[Template] = field(default_factory=list)
+
+    def name(self, label: int) -> str:
+        """A label as a reader knows it: `3.5` is the fifth sub-class of class 3."""
+        if self.per_class is None:
+            return str(label)
+        return f"{self.classes[label // self.per_class]}.{label % self.per_class + 1}"
+
+
+def _by_centre(seen: Seen) -> tuple[Tensor, Tensor]:
+    supervision: Any = seen.supervision
+    label = seen.p_T().argmax(dim=1)
+    gap = pixels(seen.f_T.to(supervision.rho_.dtype)) - supervision.rho_[label.flatten()]
+    return label, gap.norm(dim=1).reshape(label.shape)
+
+
+def _by_sub_class(seen: Seen) -> tuple[Tensor, Tensor]:
+    supervision: Any = seen.supervision
+    b, _, h, w = seen.f_T.shape
+    z = supervision.z(seen.f_T)
+    label = supervision.h1(z, seen.y.repeat_interleave(h * w))
+    centres = supervision.prototypes_ if supervision.prototypes_online else supervision.rho_
+    return label.reshape(b, h, w), (z - centres.flatten(0, 1)[label]).norm(dim=1).reshape(b, h, w)
+
+
+def _by_activation(seen: Seen) -> tuple[Tensor, Tensor]:
+    largest = seen.f_T.max(dim=1)
+    return largest.indices, -largest.values
+
+
+# By kind of supervision: the label of every pixel [b h w], and how far the pixel is from what stands for that label.
+ASSIGN: dict[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
+    "kmeans": _by_centre,
+    "subclass": _by_sub_class,
+    "conv3x3": _by_activation,
+}
+
+
+def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_from: int = 400) -> list[Knowledge]:
+    """What passes at each fitted site, shown on a few test images and, for the templates, on patches of training images."""
+    shown = batch_of(data, "test", _spread(data.test.labels, images))
+    near = batch_of(data, "train", some(data.train.labels, patches_from))
+    with at_rest(distiller):
+        taken = distiller.student(shown.x).argmax(dim=1)
+        there, other = look(distiller, shown), look(distiller, near)
+        return [
+            _site(seen, other[role], data, shown, taken, near)
+            for role, seen in there.items()
+            if seen.supervision.is_fitted and seen.supervision.kind in ASSIGN
+        ]
+
+
+def _spread(labels: Tensor, n: int) -> Tensor:
+    """One image each of n classes, spread over all of them."""
+    present = labels.unique().tolist()
+    chosen = sorted({present[k * len(present) // n] for k in range(n)})
+    return torch.stack([(labels == c).nonzero().flatten()[0] for c in chosen])
+
+
+def _site(seen: Seen, near: Seen, data: Dataset, shown: Batch, taken: Tensor, near_batch: Batch) -> Knowledge:
+    M = seen.omega.weight.shape[0]
+    per_class = M // data.num_classes if seen.supervision.kind == "subclass" else None
+    h, w = seen.x.shape[-2:]
+    label, _ = ASSIGN[seen.supervision.kind](seen)
+    often = [one for one, _ in Counter(label.flatten().tolist()).most_common(HUES)]
+    pictures = []
+    for b in range(len(seen.x)):
+        locations = _locations(seen.part(slice(b, b + 1)), label[b], often, per_class)
+        index = shown.index if shown.index is not None else torch.zeros(0)
+        pictures.append(Picture(data.test.images[index[b]], int(shown.y[b]), int(taken[b]), locations))
+    return Knowledge(
+        seen.role,
+        seen.supervision.kind,
+        M,
+        per_class,
+        (h, w),
+        data.classes,
+        pictures,
+        nearest_patches(near, data, near_batch),
+    )
+
+
+def _locations(one: Seen, label: Tensor, often: Sequence[int], per_class: int | None) -> list[Location]:
+    a, p_T = one.a()[0], one.p_T()[0]
+    p_S = torch.softmax(a, dim=0)
+    p = added = None
+    if one.layer is not None and one.uses_knowledge:
+        p = one.p(a[None])[0]
+        x_prime = one.layer.alpha * one.layer.nu(p[None])[0]
+        added = x_prime.norm(dim=0) / one.x[0].norm(dim=0).clamp_min(1e-12)
+    found = []
+    for i in range(label.shape[0]):
+        for j in range(label.shape[1]):
+            k = int(label[i, j])
+            colour = k % per_class % HUES if per_class else (often.index(k) if k in often else OTHER)
+            kept = None if p is None else _top(p[:, i, j] / p[:, i, j].sum().clamp_min(1e-12), 8)
+            ratio = None if added is None else float(added[i, j])
+            found.append(Location(k, colour, _top(p_T[:, i, j], 12), _top(p_S[:, i, j], 8), kept, ratio))
+    return found
+
+
+def _top(values: Tensor, n: int) -> Entries:
+    best = values.topk(min(n, len(values)))
+    return [(int(k), float(v)) for v, k in zip(best.values, best.indices, strict=True) if v > 0]
+
+
+def nearest_patches(seen: Seen, data: Dataset, batch: Batch, *, templates: int = 8, patches: int = 6) -> list[Template]:
+    """For the labels that most pixels have: the nearest pixels, each of another image, as patches three pixels of the map wide."""
+    parts = [ASSIGN[part.supervision.kind](part) for part in seen.parts()]
+    label, distance = torch.cat([one for one, _ in parts]), torch.cat([far for _, far in parts])
+    found = []
+    for k, count in Counter(label.flatten().tolist()).most_common(templates):
+        cut: list[Tensor] = []
+        used: set[int] = set()
+        at = (label == k).nonzero()
+        for b, i, j in at[distance[label == k].argsort()].tolist():
+            if b not in used and len(cut) < patches:
+                used.add(b)
+                index = batch.index if batch.index is not None else torch.zeros(0)
+                cut.append(_patch(data.train.images[index[b]], (i, j), (label.shape[1], label.shape[2])))
+        found.append(Template(int(k), count / label.numel(), cut))
+    return found
+
+
+def _patch(image: Tensor, at: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The part of an image under a pixel of the map and its neighbours, black beyond the edge."""
+    (H, W), (h, w) = image.shape[-2:], size
+    high, wide = max(1, H // h), max(1, W // w)
+    padded = torch.nn.functional.pad(image, (wide, wide, high, high))
+    return padded[:, at[0] * high : (at[0] + 3) * high, at[1] * wide : (at[1] + 3) * wide]
+
+
+def as_png(image: Tensor, *, largest: int = 128) -> str:
+    """A uint8 image [3 h w] as a data address, shrunk where a side is longer than `largest`."""
+    from PIL import Image
+
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    picture.thumbnail((largest, largest))
+    out = io.BytesIO()
+    picture.save(out, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def as_json(one: Knowledge, title: str) -> dict[str, Any]:
+    """For the page; shares with three digits."""
+    return {
+        "title": title,
+        "site": one.site,
+        "kind": one.kind,
+        "labels": one.labels,
+        "per_class": one.per_class,
+        "size": list(one.size),
+        "classes": list(one.classes) if one.per_class else [],
+        "pictures": [
+            {
+                "png": as_png(picture.image),
+                "true": one.classes[picture.true],
+                "taken": one.classes[picture.taken],
+                "locations": [
+                    {
+                        "k": at.label,
+                        "c": at.colour,
+                        "T": _short(at.p_T),
+                        "S": _short(at.p_S),
+                        "P": None if at.kept is None else _short(at.kept),
+                        "added": None if at.added is None else round(at.added, 3),
+                    }
+                    for at in picture.locations
+                ],
+            }
+            for picture in one.pictures
+        ],
+        "templates": [
+            {"k": item.label, "name": one.name(item.label), "share": round(item.share, 4), "png": _strip(item.patches)}
+            for item in one.templates
+        ],
+    }
+
+
+def _short(entries: Entries) -> list[list[float]]:
+    return [[k, round(value, 3)] for k, value in entries if round(value, 3) > 0]
+
+
+def _strip(patches: list[Tensor]) -> list[str]:
+    return [as_png(patch, largest=32) for patch in patches]
+
+
+def draw_knowledge(one: Knowledge) -> "Figure":
+    """The supplement's figure: each location marked by its label's colour, beside it the labels p_T of the two most frequent."""
+    figure = a_figure(7.2, 1.75 * len(one.pictures))
+    panels = figure.subplots(len(one.pictures), 2, width_ratios=[1, 3.4], squeeze=False)
+    for row, picture in enumerate(one.pictures):
+        left, right = panels[row]
+        H, W = picture.image.shape[-2:]
+        h, w = one.size
+        left.imshow(picture.image.permute(1, 2, 0).numpy())
+        left.set(xticks=[], yticks=[])
+        left.set_ylabel(one.classes[picture.true], fontsize=9, rotation=0, ha="right")
+        x = [(n % w + 0.5) * W / w - 0.5 for n in range(h * w)]
+        y = [(n // w + 0.5) * H / h - 0.5 for n in range(h * w)]
+        left.scatter(x, y, s=9, c=[hue(at.colour) for at in picture.locations], edgecolors="white", linewidths=0.4)
+        frequent = [k for k, _ in Counter(at.label for at in picture.locations).most_common(2)]
+        for k in frequent:
+            at = next(at for at in picture.locations if at.label == k)
+            right.bar([j for j, _ in at.p_T], [v for _, v in at.p_T], width=max(0.8, one.labels / 250), color=hue(at.colour))
+        tidy(right)
+        right.set_xlim(-1, one.labels)
+        right.set_ylim(0, 1)
+        if one.per_class:
+            step = max(1, len(one.classes) // 20)
+            ticks = range(0, len(one.classes), step)
+            right.set_xticks([c * one.per_class - 0.5 for c in ticks], [one.classes[c] for c in ticks], fontsize=7)
+        right.set_ylabel("p_T", fontsize=8)
+    panels[-1][1].set_xlabel("sub-class, ticks where a class begins" if one.per_class else "label", fontsize=8)
+    return figure
+
+
+def hue(colour: int) -> tuple[float, float, float]:
+    """One of the `HUES` colours; grey for what has none of its own."""
+    import colorsys
+
+    return (0.55, 0.55, 0.55) if colour == OTHER else colorsys.hls_to_rgb((colour * 137.508 % 360) / 360, 0.5, 0.72)
