@@ -14,10 +14,15 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#5
 
 @dataclass(frozen=True)
 class Series:
-    """Values by x under a name. `low` and `high` bound a band, where there is one; None is a gap."""
+    """Values by x under a name. `low` and `high` bound a band, where there is one; None is a gap.
+
+    Args:
+        colour: counts the colours, so that a method has the same one in every chart.
+    """
 
     name: str
     y: Sequence[float | None]
+    colour: int = 0
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
 
@@ -86,8 +91,8 @@ def draw(chart: Chart) -> "Figure":
 
 def _lines(axes: "Axes", chart: Chart) -> None:
     tidy(axes)
-    for k, series in enumerate(chart.series):
-        colour, style = COLOURS[k % len(COLOURS)], ("-", "--", ":")[k // len(COLOURS) % 3]
+    for series in chart.series:
+        colour, style = COLOURS[series.colour % len(COLOURS)], ("-", "--", ":")[series.colour // len(COLOURS) % 3]
         y = _gaps(series.y)
         axes.plot(chart.x, y, style, color=colour, linewidth=1.5, label=series.name, marker="." if len(y) < 25 else "")
         if series.low is not None and series.high is not None:
@@ -105,9 +110,11 @@ def _dots(chart: Chart) -> "Figure":
     axes = figure.subplots()
     tidy(axes)
     rows = list(range(len(chart.x)))
-    for k, series in enumerate(chart.series):
+    for series in chart.series:
         points = [(value, row) for value, row in zip(series.y, rows, strict=True) if value is not None]
-        axes.scatter([x for x, _ in points], [y for _, y in points], s=26, color=COLOURS[k % len(COLOURS)], label=series.name)
+        axes.scatter(
+            [x for x, _ in points], [y for _, y in points], s=26, color=COLOURS[series.colour % len(COLOURS)], label=series.name
+        )
     axes.set_yticks(rows, [str(name) for name in chart.x])
     axes.invert_yaxis()
     _label(axes, chart)
@@ -122,7 +129,7 @@ def _label(axes: "Axes", chart: Chart) -> None:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def draw_all(charts: Sequence[Chart], *, columns: int = 3) -> "Figure":
+def draw_all(charts: Sequence[Chart], *, title: str, columns: int = 3) -> "Figure":
     """Several charts of lines as one figure."""
     rows = -(-len(charts) // columns)
     figure = a_figure(4.2 * min(columns, len(charts)), 2.9 * rows)
@@ -133,6 +140,7 @@ def draw_all(charts: Sequence[Chart], *, columns: int = 3) -> "Figure":
         axes.set_xlabel(chart.x_label, fontsize=8)
         if len(chart.series) > 1:
             axes.legend(fontsize=7, frameon=False)
+    figure.suptitle(title, fontsize=10)
     for axes in panels[len(charts) :]:
         axes.set_axis_off()
     return figure

@@ -1,6 +1,6 @@
 """Class by class: accuracy, and the confusions that teaching fixed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,9 @@ def confusions(alone: Tensor, taught: Tensor, classes: Sequence[str]) -> list[Co
     return sorted(found, key=lambda one: -one.fixed)
 
 
-def class_chart(pair: str, matrices: dict[str, Tensor], classes: Sequence[str], *, most: int = 24) -> Chart:
+def class_chart(
+    pair: str, matrices: dict[str, Tensor], classes: Sequence[str], colours: Mapping[str, int], *, most: int = 24
+) -> Chart:
     """Accuracy of each class, a point for each method; of many classes, those that the methods differ on most."""
     columns = {title: per_class(matrix) for title, matrix in matrices.items()}
     spread = []
@@ -57,7 +59,7 @@ def class_chart(pair: str, matrices: dict[str, Tensor], classes: Sequence[str], 
         known = [value for column in columns.values() if (value := column[c]) is not None]
         spread.append(max(known) - min(known) if known else 0.0)
     shown = sorted(sorted(range(len(classes)), key=lambda c: -spread[c])[:most])
-    series = [Series(title, [column[c] for c in shown]) for title, column in columns.items()]
+    series = [Series(title, [column[c] for c in shown], colours[title]) for title, column in columns.items()]
     note = f"The {most} of {len(classes)} classes on which the methods differ most." if len(classes) > most else ""
     names = [classes[c] for c in shown]
     return Chart("classes", "Accuracy by class", "class", "test accuracy, %", names, series, kind="dots", note=note, group=pair)

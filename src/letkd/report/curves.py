@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from letkd.report.charts import Chart, Series
@@ -11,22 +12,23 @@ NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "seconds", "loss", "health
 
 # What `letkd.report.health.health` gives, in words. Shares are shown in per cent.
 HEALTH = {
-    "used": "templates used (best match of some pixel)",
-    "dead": "dead templates (p = 0 everywhere)",
-    "discarded": "pixels that discard everything, %",
+    "used": "templates used",
+    "dead": "dead templates",
+    "discarded": "pixels that discard all, %",
     "added": "α‖x'‖ / ‖x‖",
-    "agreement": "p_S and p_T agree on the best template, %",
+    "agreement": "p_S agrees with p_T, %",
     "entropy_S": "entropy of p_S, nats",
     "entropy_T": "entropy of p_T, nats",
     "scale_omega": "scale of ω",
     "scale_nu": "scale of ν",
 }
 SHARES = {"discarded", "agreement"}
+DIGITS = {"used": 1, "dead": 1}
 
 Value = Callable[[dict[str, Any]], float | None]
 
 
-def by_epoch(group: Group, value: Value, name: str = "") -> Series:
+def by_epoch(group: Group, value: Value, name: str, colour: int) -> Series:
     """Mean over seeds of a value by epoch, and its least and greatest."""
     columns: dict[int, list[float]] = {}
     for run in group.runs:
@@ -40,7 +42,7 @@ def by_epoch(group: Group, value: Value, name: str = "") -> Series:
     low = [min(values) if values else None for values in held]
     high = [max(values) if values else None for values in held]
     mean = [statistics.mean(values) if values else None for values in held]
-    return Series(name or group.title, mean, low if several else None, high if several else None)
+    return Series(name, mean, colour, low if several else None, high if several else None)
 
 
 def last_epoch(group: Group) -> int:
@@ -49,14 +51,13 @@ def last_epoch(group: Group) -> int:
 
 def _chart(key: str, title: str, y_label: str, groups: Sequence[Group], value: Value, pair: str, **more: Any) -> list[Chart]:
     """One line a group; none where nobody has the value."""
-    series = [by_epoch(group, value) for group in groups]
+    series = [by_epoch(group, value, group.title, k) for k, group in enumerate(groups)]
     series = [one for one in series if any(y is not None for y in one.y)]
     if not series:
         return []
     x = list(range(1, max(len(one.y) for one in series) + 1))
-    padded = [Series(one.name, _pad(one.y, x), _pad(one.low, x), _pad(one.high, x)) for one in series]
-    note = "Mean over seeds; the band runs from the least to the greatest." if any(one.low for one in series) else ""
-    return [Chart(key, title, "epoch", y_label, x, padded, note=note, group=pair, **more)]
+    padded = [replace(one, y=_pad(one.y, x), low=_pad(one.low, x), high=_pad(one.high, x)) for one in series]
+    return [Chart(key, title, "epoch", y_label, x, padded, group=pair, **more)]
 
 
 def _pad(values: Any, x: list[int]) -> Any:
@@ -69,7 +70,10 @@ def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:
     charts += _chart(
         "train", "Training accuracy (augmented images)", "top-1, %", groups, lambda row: row.get("train_top1"), pair
     )
-    charts += _chart("lr", "Learning rate", "rate", groups, lambda row: row.get("lr"), pair, log_y=True, digits=5)
+    for chart in _chart("lr", "Learning rate", "rate", groups, lambda row: row.get("lr"), pair, log_y=True, digits=5):
+        first = chart.series[0]
+        alike = len(chart.series) > 1 and all(one.y == first.y for one in chart.series)
+        charts.append(replace(chart, series=[replace(first, name="all", low=None, high=None)] if alike else chart.series))
     for group in groups:
         charts += _losses(pair, group)
     return charts
@@ -78,7 +82,7 @@ def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:
 def _losses(pair: str, group: Group) -> list[Chart]:
     names = {name for run in group.runs for row in run.rows for name in row if name not in NOT_TERMS}
     order = ["loss", *sorted(names, key=lambda name: (name != "ce", name))] if len(names) > 1 else sorted(names)
-    series = [by_epoch(group, lambda row, name=name: row.get(name), name) for name in order]
+    series = [by_epoch(group, lambda row, name=name: row.get(name), name, k) for k, name in enumerate(order)]
     if not series or not last_epoch(group):
         return []
     weights = group.runs[0].recipe.weights
@@ -103,7 +107,7 @@ def health_charts(pair: str, groups: Sequence[Group]) -> list[Chart]:
                 found = _health(row).get(site, {}).get(name)
                 return None if found is None else factor * found
 
-            charts += _chart(f"health-{site}-{name}", f"{site}: {words}", words, groups, value, pair)
+            charts += _chart(f"health-{site}-{name}", words, words, groups, value, pair, digits=DIGITS.get(name, 2))
     return charts
 
 

@@ -1,11 +1,9 @@
 """Transferred knowledge: what the teacher says of each location of a picture, what the student predicts and what it keeps."""
 
-import base64
-import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +12,8 @@ from letkd.batch import Batch
 from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.functional import pixels
-from letkd.report.charts import a_figure, tidy
 from letkd.report.opened import batch_of, some
 from letkd.report.sites import Seen, at_rest, look
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Entries = list[tuple[int, float]]
 OTHER = -1  # the colour of what is too rare for one of its own
@@ -32,7 +26,7 @@ class Location:
 
     Args:
         label: its sub-class or cluster.
-        colour: which of the `HUES` marks it.
+        colour: which of the `HUES` marks it: the sub-class's own within its class, else by how frequent the label is in the picture.
         p_T, p_S: the largest entries, the largest first.
         kept: what BN-ReLU lets through, the largest entries as shares of the whole; empty where everything is discarded, None
             where there is no KD layer.
@@ -141,10 +135,9 @@ def _site(seen: Seen, near: Seen, data: Dataset, shown: Batch, taken: Tensor, ne
     per_class = M // data.num_classes if seen.supervision.kind == "subclass" else None
     h, w = seen.x.shape[-2:]
     label, _ = ASSIGN[seen.supervision.kind](seen)
-    often = [one for one, _ in Counter(label.flatten().tolist()).most_common(HUES)]
     pictures = []
     for b in range(len(seen.x)):
-        locations = _locations(seen.part(slice(b, b + 1)), label[b], often, per_class)
+        locations = _locations(seen.part(slice(b, b + 1)), label[b], per_class)
         index = shown.index if shown.index is not None else torch.zeros(0)
         pictures.append(Picture(data.test.images[index[b]], int(shown.y[b]), int(taken[b]), locations))
     return Knowledge(
@@ -159,7 +152,8 @@ def _site(seen: Seen, near: Seen, data: Dataset, shown: Batch, taken: Tensor, ne
     )
 
 
-def _locations(one: Seen, label: Tensor, often: Sequence[int], per_class: int | None) -> list[Location]:
+def _locations(one: Seen, label: Tensor, per_class: int | None) -> list[Location]:
+    often = [k for k, _ in Counter(label.flatten().tolist()).most_common(HUES)]
     a, p_T = one.a()[0], one.p_T()[0]
     p_S = torch.softmax(a, dim=0)
     p = added = None
@@ -172,9 +166,9 @@ def _locations(one: Seen, label: Tensor, often: Sequence[int], per_class: int | 
         for j in range(label.shape[1]):
             k = int(label[i, j])
             colour = k % per_class % HUES if per_class else (often.index(k) if k in often else OTHER)
-            kept = None if p is None else _top(p[:, i, j] / p[:, i, j].sum().clamp_min(1e-12), 8)
+            kept = None if p is None else _top(p[:, i, j] / p[:, i, j].sum().clamp_min(1e-12), 6)
             ratio = None if added is None else float(added[i, j])
-            found.append(Location(k, colour, _top(p_T[:, i, j], 12), _top(p_S[:, i, j], 8), kept, ratio))
+            found.append(Location(k, colour, _top(p_T[:, i, j], 12), _top(p_S[:, i, j], 6), kept, ratio))
     return found
 
 
@@ -207,95 +201,3 @@ def _patch(image: Tensor, at: tuple[int, int], size: tuple[int, int]) -> Tensor:
     high, wide = max(1, H // h), max(1, W // w)
     padded = torch.nn.functional.pad(image, (wide, wide, high, high))
     return padded[:, at[0] * high : (at[0] + 3) * high, at[1] * wide : (at[1] + 3) * wide]
-
-
-def as_png(image: Tensor, *, largest: int = 128) -> str:
-    """A uint8 image [3 h w] as a data address, shrunk where a side is longer than `largest`."""
-    from PIL import Image
-
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    picture.thumbnail((largest, largest))
-    out = io.BytesIO()
-    picture.save(out, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
-
-
-def as_json(one: Knowledge, title: str) -> dict[str, Any]:
-    """For the page; shares with three digits."""
-    return {
-        "title": title,
-        "site": one.site,
-        "kind": one.kind,
-        "labels": one.labels,
-        "per_class": one.per_class,
-        "size": list(one.size),
-        "classes": list(one.classes) if one.per_class else [],
-        "pictures": [
-            {
-                "png": as_png(picture.image),
-                "true": one.classes[picture.true],
-                "taken": one.classes[picture.taken],
-                "locations": [
-                    {
-                        "k": at.label,
-                        "c": at.colour,
-                        "T": _short(at.p_T),
-                        "S": _short(at.p_S),
-                        "P": None if at.kept is None else _short(at.kept),
-                        "added": None if at.added is None else round(at.added, 3),
-                    }
-                    for at in picture.locations
-                ],
-            }
-            for picture in one.pictures
-        ],
-        "templates": [
-            {"k": item.label, "name": one.name(item.label), "share": round(item.share, 4), "png": _strip(item.patches)}
-            for item in one.templates
-        ],
-    }
-
-
-def _short(entries: Entries) -> list[list[float]]:
-    return [[k, round(value, 3)] for k, value in entries if round(value, 3) > 0]
-
-
-def _strip(patches: list[Tensor]) -> list[str]:
-    return [as_png(patch, largest=32) for patch in patches]
-
-
-def draw_knowledge(one: Knowledge) -> "Figure":
-    """The supplement's figure: each location marked by its label's colour, beside it the labels p_T of the two most frequent."""
-    figure = a_figure(7.2, 1.75 * len(one.pictures))
-    panels = figure.subplots(len(one.pictures), 2, width_ratios=[1, 3.4], squeeze=False)
-    for row, picture in enumerate(one.pictures):
-        left, right = panels[row]
-        H, W = picture.image.shape[-2:]
-        h, w = one.size
-        left.imshow(picture.image.permute(1, 2, 0).numpy())
-        left.set(xticks=[], yticks=[])
-        left.set_ylabel(one.classes[picture.true], fontsize=9, rotation=0, ha="right")
-        x = [(n % w + 0.5) * W / w - 0.5 for n in range(h * w)]
-        y = [(n // w + 0.5) * H / h - 0.5 for n in range(h * w)]
-        left.scatter(x, y, s=9, c=[hue(at.colour) for at in picture.locations], edgecolors="white", linewidths=0.4)
-        frequent = [k for k, _ in Counter(at.label for at in picture.locations).most_common(2)]
-        for k in frequent:
-            at = next(at for at in picture.locations if at.label == k)
-            right.bar([j for j, _ in at.p_T], [v for _, v in at.p_T], width=max(0.8, one.labels / 250), color=hue(at.colour))
-        tidy(right)
-        right.set_xlim(-1, one.labels)
-        right.set_ylim(0, 1)
-        if one.per_class:
-            step = max(1, len(one.classes) // 20)
-            ticks = range(0, len(one.classes), step)
-            right.set_xticks([c * one.per_class - 0.5 for c in ticks], [one.classes[c] for c in ticks], fontsize=7)
-        right.set_ylabel("p_T", fontsize=8)
-    panels[-1][1].set_xlabel("sub-class, ticks where a class begins" if one.per_class else "label", fontsize=8)
-    return figure
-
-
-def hue(colour: int) -> tuple[float, float, float]:
-    """One of the `HUES` colours; grey for what has none of its own."""
-    import colorsys
-
-    return (0.55, 0.55, 0.55) if colour == OTHER else colorsys.hls_to_rgb((colour * 137.508 % 360) / 360, 0.5, 0.72)

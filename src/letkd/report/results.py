@@ -17,7 +17,9 @@ def mean_of(group: Group) -> float | None:
 
 def best_of(groups: Sequence[Group]) -> set[str]:
     """The keys of the students that are best, by the two digits that are printed; the teacher does not compete."""
-    means = {group.key: round(mean, 2) for group in groups if group.method != "teacher" and (mean := mean_of(group)) is not None}
+    means = {
+        group.key: round(mean, 2) for group in groups if group.method != "teacher" and (mean := mean_of(group)) is not None
+    }
     return {key for key, mean in means.items() if mean == max(means.values())} if len(means) > 1 else set()
 
 
@@ -43,7 +45,9 @@ def matrix(groups: Sequence[Group]) -> Grid:
     for group in groups:
         rows.setdefault(group.title, {})[group.pair] = group
     cells = [[Cell(title), *(_ours_and_paper(held.get(pair), best) for pair in pairs)] for title, held in _in_order(rows)]
-    notes = ["Test accuracy in %, last epoch, mean ± std over seeds (number of seeds); the paper's number below. Bold: best student."]
+    notes = [
+        "Test accuracy in %, last epoch, mean ± std over seeds (number of seeds); the paper's number below. Bold: best student."
+    ]
     return Grid("Methods by pairs", ["method", *pairs], cells, notes)
 
 

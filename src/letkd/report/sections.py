@@ -17,9 +17,10 @@ from letkd.report.features import (
     in_the_plane,
 )
 from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
-from letkd.report.knowledge import as_json, draw_knowledge, knowledge
+from letkd.report.knowledge import knowledge
 from letkd.report.opened import Opened, batch_of, some
 from letkd.report.page import Book, chosen, paragraph, text
+from letkd.report.pictures import as_json, draw_knowledge
 from letkd.report.results import HEAD, by_pair, detail, matrix, plain
 
 FEATURE_IMAGES = 300
@@ -36,7 +37,9 @@ def finished(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
 
 def results(book: Book, groups: Sequence[Group], opened: Opened) -> str:
     """The tables, here and as Markdown, LaTeX and CSV."""
-    macs = {group.key: opened.attempt(f"MACs of {group.title}", lambda run=run: opened.macs(run)) for group, run in finished(groups)}
+    macs = {
+        group.key: opened.attempt(f"MACs of {group.title}", lambda run=run: opened.macs(run)) for group, run in finished(groups)
+    }
     pairs = by_pair(groups)
     grids = [matrix(groups)] if len(pairs) > 1 else []
     grids += [detail(pair, held, macs) for pair, held in pairs.items()]
@@ -55,7 +58,7 @@ def curve_charts(book: Book, pair: str, groups: Sequence[Group]) -> str:
     shared = [chart for chart in charts if chart not in losses]
     for chart in shared:
         book.files[f"{slug(pair)}-{chart.key}"] = draw(chart)
-    book.files[f"{slug(pair)}-losses"] = draw_all(losses)
+    book.files[f"{slug(pair)}-losses"] = draw_all(losses, title=pair)
     one = chosen("Loss of", {chart.title.removeprefix("Loss: "): book.chart(chart) for chart in losses})
     return f'<div class="charts">{"".join(map(book.chart, shared))}<div>{one}</div></div>'
 
@@ -68,7 +71,7 @@ def health_of(book: Book, pair: str, groups: Sequence[Group]) -> str:
         sites.setdefault(chart.key.split("-")[1], []).append(chart)
     body = ""
     for site, held in sites.items():
-        book.files[f"{slug(pair)}-health-{site}"] = draw_all(held)
+        book.files[f"{slug(pair)}-health-{site}"] = draw_all(held, title=site)
         body += f'<h3>{text(site)}</h3><div class="charts small">{"".join(map(book.chart, held))}</div>'
     return body
 
@@ -86,13 +89,13 @@ def classes_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened) -
             matrices[group.title] = confusion_matrix(known, len(held))
     if not matrices:
         return ""
-    chart = class_chart(pair, matrices, names)
+    chart = class_chart(pair, matrices, names, {group.title: k for k, group in enumerate(groups)})
     book.files[f"{slug(pair)}-classes"] = draw(chart)
     rows = [[name, *(per_class(one)[c] for one in matrices.values())] for c, name in enumerate(names)]
     book.files[f"{slug(pair)}-classes.csv"] = as_csv(["class", *matrices], rows)
     body = f'<div class="charts"><div>{book.chart(chart)}</div><div>'
     alone = next((group.title for group in groups if group.method == "ce"), None)
-    if alone in matrices:
+    if alone is not None and alone in matrices:
         taught = [group.title for group in groups if group.title in matrices and group.method not in ("ce", "teacher")]
         lists = {title: confusions(matrices[alone], matrices[title], names) for title in taught}
         body += "<h3>Confusions that teaching fixed</h3>" if lists else ""
@@ -105,10 +108,12 @@ def classes_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened) -
 def _confusion_grid(alone: str, title: str, found: Sequence[Confusion], *, most: int = 10, worst: int = 3) -> Grid:
     shown = [one for one in found[:most] if one.fixed > 0]
     shown += [one for one in found[-worst:] if one.fixed < 0]
-    rows = [
-        [Cell(f"{one.true} taken for {one.taken}"), Cell(f"{one.alone:.1f}"), Cell(f"{one.taught:.1f}"), Cell(f"{-one.fixed:+.1f}")]
-        for one in shown
-    ]
+    rows = []
+    for one in shown:
+        change = f"{-one.fixed:+.1f}".replace("-", "−")
+        rows.append(
+            [Cell(f"{one.true} taken for {one.taken}"), *(Cell(v) for v in (f"{one.alone:.1f}", f"{one.taught:.1f}", change))]
+        )
     note = "Test images, mean over seeds; the confusions that fell most, then those that grew most."
     return Grid(f"{alone} alone against {title}", ["confusion", "alone", "taught", "change"], rows, [note])
 
@@ -163,7 +168,9 @@ def features_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened, 
     names = list(data.classes) if data.num_classes <= 20 else []
     book.planes.append({"panels": panels, "labels": batch.y.tolist(), "classes": names})
     how = "the first two principal components" if way == "pca" else "t-SNE"
-    body = paragraph(f"What each classifier is given for {len(batch.y)} test images, by {how}; a colour for each class.", "note")
+    body = paragraph(
+        f"What each classifier is given for {len(batch.y)} test images, by {how}; a colour for each class.", "note"
+    )
     body += f'<div data-planes="{len(book.planes) - 1}"></div>'
     teacher = known.pop("Teacher", None)
     if teacher is not None and known:

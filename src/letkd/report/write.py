@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INTRODUCTIONS = {
-    "health": "Each value is measured at the end of an epoch on the same training images, not augmented.",
+    "curves": "Mean over seeds; a band runs from the least to the greatest. Point at a curve, tap it or use the arrow keys to read its "
+    "values; press a name to hide its line.",
+    "health": "Measured at the end of each epoch on the same training images, not augmented. A template is used if it is the best match "
+    "of some pixel, and dead if BN-ReLU lets it through nowhere; a pixel discards all if no template passes, so that x̂ = x.",
     "knowledge": "Point at a location, tap it or move with the arrow keys. Each has the colour of the label that the teacher gives it; "
     "beside the picture stand the teacher's labels p_T, the student's prediction p_S, and what the student keeps of it.",
 }
@@ -107,9 +110,9 @@ def _write(path: Path, content: "str | Figure") -> None:
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "letkd"}):
-        for kind, extra in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
+        for kind, facts in (("png", {}), ("svg", {"Date": None})):
             out = io.BytesIO()
-            content.savefig(out, format=kind, **extra)
+            content.savefig(out, format=kind, dpi=160, metadata=facts)
             write_whole(path.with_name(f"{path.name}.{kind}"), out.getvalue())
 
 

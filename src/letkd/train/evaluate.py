@@ -81,7 +81,9 @@ class Predictions:
             tensors = load_file(path)
             return cls(tensors["predicted"].long(), tensors["labels"].long())
         except (SafetensorError, OSError, KeyError) as error:
-            raise RunError(f"{path} holds no predictions ({error}); remove it, and they are made anew where they can be") from None
+            raise RunError(
+                f"{path} holds no predictions ({error}); remove it, and they are made anew where they can be"
+            ) from None
 
 
 @torch.no_grad()

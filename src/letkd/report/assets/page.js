@@ -36,6 +36,7 @@
   class Chart {
     constructor(host, chart) {
       this.chart = chart;
+      this.small = host.closest(".small") !== null;
       this.shown = chart.series.map(() => true);
       this.at = chart.x.length - 1;
       if (chart.kind === "dots") this.at = 0;
@@ -48,7 +49,7 @@
         const value = el("span", { class: "value" });
         this.values.push(value);
         const mark = chart.kind === "dots" ? el("span", { class: "dot" }) : el("span", { class: "swatch" });
-        mark.style.cssText = chart.kind === "dots" ? `background:${colour(k)}` : `border-top-color:${colour(k)};border-top-style:${dash(k) ? "dashed" : "solid"}`;
+        mark.style.cssText = chart.kind === "dots" ? `background:${colour(series.colour)}` : `border-top-color:${colour(series.colour)};border-top-style:${dash(series.colour) ? "dashed" : "solid"}`;
         const button = el("button", { type: "button", "aria-pressed": "true" }, mark, el("span", { class: "name" }, series.name), value);
         button.addEventListener("click", () => {
           this.shown[k] = !this.shown[k];
@@ -89,7 +90,7 @@
       const width = Math.max(200, this.plot.parentElement.clientWidth);
       const dots = this.chart.kind === "dots";
       const left = dots ? Math.min(140, 14 + 7 * Math.max(...this.chart.x.map((name) => String(name).length))) : 46;
-      const [right, top, bottom] = [12, 8, 34], height = dots ? top + bottom + 24 * this.chart.x.length : 230;
+      const [right, top, bottom] = [12, 8, 34], height = dots ? top + bottom + 24 * this.chart.x.length : this.small ? 160 : 230;
       this.plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
       this.plot.setAttribute("height", height);
       this.plot.replaceChildren();
@@ -118,7 +119,7 @@
         this.chart.series.forEach((series, k) => {
           if (!this.shown[k]) return;
           series.y.forEach((v, i) => {
-            if (v !== null) this.plot.append(svg("circle", { cx: this.x(v), cy: this.rows(i), r: 4.5, style: `fill:${colour(k)}`, "fill-opacity": 0.85 }));
+            if (v !== null) this.plot.append(svg("circle", { cx: this.x(v), cy: this.rows(i), r: 4.5, style: `fill:${colour(series.colour)}`, "fill-opacity": 0.85 }));
           });
         });
       } else {
@@ -141,7 +142,7 @@
           if (series.low && series.high) {
             const at = series.low.map((v, i) => i).filter((i) => series.low[i] !== null && (!log || series.low[i] > 0));
             const up = at.map((i) => `${this.x(i)},${y(series.high[i])}`), down = at.map((i) => `${this.x(i)},${y(series.low[i])}`).reverse();
-            this.plot.append(svg("polygon", { points: [...up, ...down].join(" "), style: `fill:${colour(k)}`, "fill-opacity": 0.13 }));
+            this.plot.append(svg("polygon", { points: [...up, ...down].join(" "), style: `fill:${colour(series.colour)}`, "fill-opacity": 0.13 }));
           }
           let path = "", pen = "M";
           series.y.forEach((v, i) => {
@@ -149,8 +150,8 @@
             path += `${pen}${this.x(i).toFixed(1)} ${y(v).toFixed(1)}`;
             pen = "L";
           });
-          this.plot.append(svg("path", { d: path, fill: "none", style: `stroke:${colour(k)}`, "stroke-width": 1.8, "stroke-dasharray": dash(k), "stroke-linejoin": "round" }));
-          if (n === 1 && series.y[0] !== null) this.plot.append(svg("circle", { cx: this.x(0), cy: y(series.y[0]), r: 3, style: `fill:${colour(k)}` }));
+          this.plot.append(svg("path", { d: path, fill: "none", style: `stroke:${colour(series.colour)}`, "stroke-width": 1.8, "stroke-dasharray": dash(series.colour), "stroke-linejoin": "round" }));
+          if (n === 1 && series.y[0] !== null) this.plot.append(svg("circle", { cx: this.x(0), cy: y(series.y[0]), r: 3, style: `fill:${colour(series.colour)}` }));
         });
         this.line = svg("line", { class: "guide", y1: top, y2: height - bottom });
         this.plot.append(this.line);
@@ -248,8 +249,8 @@
     histogram(title, entries, fill) {
       const width = Math.max(220, this.right.clientWidth), [left, top, height, bottom] = [30, 4, 64, 16];
       const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height + top + bottom}`, height: height + top + bottom, role: "img" });
-      const M = this.site.labels, x = (k) => left + ((k + 0.5) / M) * (width - left - 4), y = (v) => top + height * (1 - v);
-      for (const v of [0, 0.5, 1]) {
+      const M = this.site.labels, x = (k) => left + ((k + 0.5) / M) * (width - left - 4), full = [0.1, 0.2, 0.5, 1].find((v) => entries.every((entry) => entry[1] <= v)) || 1, y = (v) => top + height * (1 - v / full);
+      for (const v of [0, full / 2, full]) {
         plot.append(svg("line", { class: "grid", x1: left, x2: width - 4, y1: y(v), y2: y(v) }));
         plot.append(svg("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, v));
       }
@@ -262,7 +263,7 @@
         });
       } else plot.append(svg("text", { x: left, y: y(0) + 14 }, "0"), svg("text", { x: width - 4, y: y(0) + 14, "text-anchor": "end" }, M - 1));
       const thick = Math.max(2, (0.8 * (width - left)) / M);
-      for (const [k, v] of entries) plot.append(svg("rect", { x: x(k) - thick / 2, y: y(v), width: thick, height: Math.max(0.5, height * v), style: `fill:${fill}` }));
+      for (const [k, v] of entries) plot.append(svg("rect", { x: x(k) - thick / 2, y: y(v), width: thick, height: Math.max(0.5, (height * v) / full), style: `fill:${fill}` }));
       const words = entries.slice(0, 4).map(([k, v]) => `${this.name(k)}\u00a0${v.toFixed(2)}`).join(", ") || "nothing";
       plot.setAttribute("aria-label", `${title}: ${words}`);
       return el("div", { class: "bars" }, el("h4", {}, title), plot, el("p", {}, words));
