@@ -7,7 +7,7 @@ from types import FrameType
 import typer
 
 from letkd import __version__
-from letkd.cli import cells, compare, data, demo, evaluate, fit, methods, models, report, show, taps, train
+from letkd.cli import analyse, cells, compare, data, demo, evaluate, fit, methods, models, report, show, taps, train
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.memory import keep_large_blocks
 
@@ -26,6 +26,7 @@ app.command("fit")(fit.fit)
 app.command("eval")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("analyse")(analyse.analyse)
 app.command("methods")(methods.methods)
 app.command("models")(models.models)
 app.command("taps")(taps.taps)

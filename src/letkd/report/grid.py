@@ -5,6 +5,10 @@ import html
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,20 @@ def as_html(grid: Grid) -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(grid.title, quote=True)}"><table>'
         f"<caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
     )
+
+
+def as_rich(grid: Grid) -> "Table":
+    """For a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(grid.title), title_justify="left", caption="\n".join(map(escape, grid.notes)) or None)
+    table.caption_justify = "left"
+    for k, name in enumerate(grid.head):
+        table.add_column(escape(name), justify="right" if k else "left")
+    for row in grid.rows:
+        table.add_row(*(_bold(cell, escape, "[bold]", "[/bold]") for cell in row))
+    return table
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

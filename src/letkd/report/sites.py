@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller
+from letkd.errors import TapError
 from letkd.functional import pool_to
 from letkd.layer import CosineConv1x1, KDLayer
 from letkd.methods.quest import QUEST, module_name
@@ -110,6 +111,14 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
         size = (ours[role].shape[-2], ours[role].shape[-1])
         seen[role] = Seen(role, ours[role], pool_to(theirs[role], size, role), batch.y, omega, layer, supervision)
     return seen
+
+
+def layer_path(distiller: Distiller, role: str) -> str:
+    """Where in the student the KD layer of a site stands."""
+    for method in (method for method in distiller.methods if isinstance(method, QUEST)):
+        if grafted := method.reads.student.get(f"{role}.a"):
+            return grafted.path.rpartition(".")[0]
+    raise TapError(f"the student has no KD layer at {role!r}")
 
 
 class at_rest:

@@ -64,7 +64,7 @@ def write_report(
                 found.append(Section(key, title, (paragraph(INTRODUCTIONS[key]) if key in INTRODUCTIONS else "") + body))
     found.append(Section("made", "How it was made", _made(groups, opened, out)))
     for name, content in book.files.items():
-        _write(out / "report" / name, content)
+        write_file(out / "report" / name, content)
     page = render(_title(pairs), _lead(groups, pairs), found, book.data(), f"Written by letkd {_version()}.")
     write_whole(out / "report.html", page.encode())
     return out / "report.html"
@@ -103,7 +103,8 @@ def _made(groups: Sequence[Group], opened: Opened, out: Path) -> str:
     return body + paragraph("Tables and figures for papers are in the folder report beside this page.", "note")
 
 
-def _write(path: Path, content: "str | Figure") -> None:
+def write_file(path: Path, content: "str | Figure") -> None:
+    """A text as it is; a figure as PNG and SVG, the same each time."""
     if isinstance(content, str):
         write_whole(path, content.encode())
         return
