@@ -11,7 +11,7 @@ from letkd.errors import RunError
 from letkd.recipes import Recipe, list_methods, list_pairs, resolve
 from letkd.recipes.layers import as_toml, dotted, leaves
 from letkd.report.paper import PaperResult, paper_result, place
-from letkd.train.runs import Result, RunFolder, recipe_of
+from letkd.train.runs import Result, recipe_of
 
 NOTE = "note.json"
 
@@ -87,7 +87,14 @@ def read_run(folder: Path) -> Run:
             rows.append(json.loads(line))
         except ValueError:
             continue
-    return Run(folder, recipe, RunFolder(folder, recipe).result, rows)
+    return Run(folder, recipe, _result(folder / "result.json"), rows)
+
+
+def _result(path: Path) -> Result | None:
+    try:
+        return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged, or of another letkd: {error}") from None
 
 
 def find_groups(paths: Sequence[str | Path]) -> list[Group]:

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from letkd.data import Dataset, Loader, Split
+from letkd.data import AnySplit, Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.progress import track
 from letkd.report.sites import at_rest, layer_path
 from letkd.taps import Tap, Taps
 
 
-def pooled(distiller: Distiller, data: Dataset, split: Split, role: str) -> tuple[Tensor, Tensor]:
+def pooled(distiller: Distiller, data: Dataset, split: AnySplit, role: str) -> tuple[Tensor, Tensor]:
     """Global averages of x and x̂ at a site for every image of a split, each `[n d]`."""
     path = layer_path(distiller, role)
     taps = Taps(distiller.student, {"x": Tap(path, io="input"), "x_hat": Tap(path)})

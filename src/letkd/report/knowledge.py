@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from letkd.batch import Batch
 from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.functional import pixels
@@ -111,13 +110,13 @@ ASSIGN: dict[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
 
 def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_from: int = 400) -> list[Knowledge]:
     """What passes at each fitted site, shown on a few test images and, for the templates, on patches of training images."""
-    shown = batch_of(data, "test", _spread(data.test.labels, images))
-    near = batch_of(data, "train", some(data.train.labels, patches_from))
+    shown, originals = batch_of(data, data.test, _spread(data.test.labels, images))
+    near, others = batch_of(data, data.train, some(data.train.labels, patches_from))
     with at_rest(distiller):
         taken = distiller.student(shown.x).argmax(dim=1)
         there, other = look(distiller, shown), look(distiller, near)
         return [
-            _site(seen, other[role], data, shown, taken, near)
+            _site(seen, other[role], data, originals, taken, others)
             for role, seen in there.items()
             if seen.supervision.is_fitted and seen.supervision.kind in ASSIGN
         ]
@@ -130,7 +129,7 @@ def _spread(labels: Tensor, n: int) -> Tensor:
     return torch.stack([(labels == c).nonzero().flatten()[0] for c in chosen])
 
 
-def _site(seen: Seen, near: Seen, data: Dataset, shown: Batch, taken: Tensor, near_batch: Batch) -> Knowledge:
+def _site(seen: Seen, near: Seen, data: Dataset, images: Tensor, taken: Tensor, near_images: Tensor) -> Knowledge:
     M = seen.omega.weight.shape[0]
     per_class = M // data.num_classes if seen.supervision.kind == "subclass" else None
     h, w = seen.x.shape[-2:]
@@ -138,8 +137,7 @@ def _site(seen: Seen, near: Seen, data: Dataset, shown: Batch, taken: Tensor, ne
     pictures = []
     for b in range(len(seen.x)):
         locations = _locations(seen.part(slice(b, b + 1)), label[b], per_class)
-        index = shown.index if shown.index is not None else torch.zeros(0)
-        pictures.append(Picture(data.test.images[index[b]], int(shown.y[b]), int(taken[b]), locations))
+        pictures.append(Picture(images[b], int(seen.y[b]), int(taken[b]), locations))
     return Knowledge(
         seen.role,
         seen.supervision.kind,
@@ -148,7 +146,7 @@ def _site(seen: Seen, near: Seen, data: Dataset, shown: Batch, taken: Tensor, ne
         (h, w),
         data.classes,
         pictures,
-        nearest_patches(near, data, near_batch),
+        nearest_patches(near, near_images),
     )
 
 
@@ -177,7 +175,7 @@ def _top(values: Tensor, n: int) -> Entries:
     return [(int(k), float(v)) for v, k in zip(best.values, best.indices, strict=True) if v > 0]
 
 
-def nearest_patches(seen: Seen, data: Dataset, batch: Batch, *, templates: int = 8, patches: int = 6) -> list[Template]:
+def nearest_patches(seen: Seen, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
     """For the labels that most pixels have: the nearest pixels, each of another image, as patches three pixels of the map wide."""
     parts = [ASSIGN[part.supervision.kind](part) for part in seen.parts()]
     label, distance = torch.cat([one for one, _ in parts]), torch.cat([far for _, far in parts])
@@ -189,8 +187,7 @@ def nearest_patches(seen: Seen, data: Dataset, batch: Batch, *, templates: int =
         for b, i, j in at[distance[label == k].argsort()].tolist():
             if b not in used and len(cut) < patches:
                 used.add(b)
-                index = batch.index if batch.index is not None else torch.zeros(0)
-                cut.append(_patch(data.train.images[index[b]], (i, j), (label.shape[1], label.shape[2])))
+                cut.append(_patch(images[b], (i, j), (label.shape[1], label.shape[2])))
         found.append(Template(int(k), count / label.numel(), cut))
     return found
 

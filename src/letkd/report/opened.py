@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.data import Dataset, Loader
-from letkd.data.base import normalise
+from letkd.data import AnySplit, Augment, Dataset, Loader
+from letkd.data.loader import normalise
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, LetkdError, RunError
 from letkd.models import list_models
@@ -77,7 +77,7 @@ class Opened:
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the student as it ships, for one image."""
         student = self.student(run)
-        size = getattr(student, "input_size", None) or self.data(run).train.images.shape[1:]
+        size = getattr(student, "input_size", None) or (3, *self.data(run).image_size)
         return macs(student, torch.zeros(1, *size))
 
     def classes(self, run: Run) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def some(labels: Tensor, n: int) -> Tensor:
     return torch.tensor(sorted(order, key=lambda i: (int(labels[i]), i)), dtype=torch.int64)
 
 
-def batch_of(data: Dataset, split: str, index: Tensor) -> Batch:
-    """Images of a split, normalised and not augmented."""
-    part = getattr(data, split)
-    return Batch(normalise(part.images[index], data.mean, data.std), part.labels[index], index)
+def batch_of(data: Dataset, split: AnySplit, index: Tensor) -> tuple[Batch, Tensor]:
+    """Images of a split, normalised and not augmented; and as they are, uint8 `[b 3 h w]`."""
+    images = next(iter(split.read([(index, ())], Augment())))
+    return Batch(normalise(images, data.mean, data.std), split.labels[index], index), images

@@ -152,7 +152,7 @@ def features_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened, 
     data = opened.attempt("features", lambda: opened.data(students[0][1]))
     if data is None:
         return ""
-    batch = batch_of(data, "test", some(data.test.labels, FEATURE_IMAGES))
+    batch, _ = batch_of(data, data.test, some(data.test.labels, FEATURE_IMAGES))
     answers = {}
     taught = next((run for _, run in students if run.recipe.methods), None)
     if taught is not None:
