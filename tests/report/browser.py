@@ -1,5 +1,6 @@
 """A real browser for tests: Debian's chromium without a window, spoken to over a pipe by its DevTools protocol."""
 
+import base64
 import json
 import os
 import shutil
@@ -29,20 +30,21 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, ours = os.pipe()
         theirs, from_browser = os.pipe()
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--no-first-run",
+        ]
 
-        def hand_over() -> None:  # chromium reads commands from file 3 and answers in file 4
-            # Through high numbers, so that one of the two does not overwrite the other.
-            read, write = os.dup(to_browser), os.dup(from_browser)
-            high = (os.dup2(read, 100), os.dup2(write, 101))
-            os.dup2(high[0], 3)
-            os.dup2(high[1], 4)
-
+        # chromium reads commands from file 3 and answers in file 4; a shell puts the pipes there.
+        there = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         command = [find_browser(), *options, f"--user-data-dir={self._folder.name}", "--remote-debugging-pipe", "about:blank"]
         self._process = subprocess.Popen(
-            command,
-            preexec_fn=hand_over,
-            close_fds=False,
+            ["bash", "-c", there, "bash", *command],
+            pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -102,8 +104,8 @@ class Browser:
 
     def _box(self, selector: str) -> dict[str, float]:
         box = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-            " const b = e.getBoundingClientRect(); return {x: b.x, y: b.y, width: b.width, height: b.height}; })()"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
+            "e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getBoundingClientRect(); return {x: b.x, y: b.y, width: b.width, height: b.height}; })()"
         )
         assert box["width"] > 0, f"{selector} cannot be seen"
         return box
@@ -150,8 +152,6 @@ class Browser:
 
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG, for a person to look at."""
-        import base64
-
         picture = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(picture))
 

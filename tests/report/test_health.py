@@ -50,7 +50,7 @@ def test_values_by_loops_over_pixels(distiller):
                 alive |= set(p.nonzero().flatten().tolist())
                 discarded += int(p.sum() == 0)
                 agree += int(p_T[b, :, i, j].argmax() == a.argmax())
-                H_S -= float((p_S * p_S.log()).sum())
+                H_S -= float((p_S * p_S.log()).sum().detach())
                 H_T -= sum(float(q * math.log(q)) for q in p_T[b, :, i, j] if q > 0)
                 added += float((x_hat - x)[b, :, i, j].norm())
                 length += float(pixel.norm())
