@@ -105,7 +105,8 @@ class Browser:
     def _box(self, selector: str) -> dict[str, float]:
         box = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
-            "e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getBoundingClientRect(); return {x: b.x, y: b.y, width: b.width, height: b.height}; })()"
+            "e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getBoundingClientRect(); "
+            "return {x: b.x, y: b.y, width: b.width, height: b.height}; })()"
         )
         assert box["width"] > 0, f"{selector} cannot be seen"
         return box

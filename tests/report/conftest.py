@@ -11,7 +11,7 @@ from letkd.train.trials import compare
 from tests.report.browser import Browser
 
 METHODS = ["ce", "kd", "quest", "letkd-2"]
-SMALL = ["train.epochs=2", "data.fraction=0.1", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
+SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make) -> Path:

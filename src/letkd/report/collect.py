@@ -1,7 +1,7 @@
 """Run folders as a report sees them: found on disk, read, and grouped into rows (a method) and columns (a pair) of the tables."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from letkd.report.paper import PaperResult, paper_result, place
 from letkd.train.runs import Result, recipe_of
 
 NOTE = "note.json"
+Pair = tuple[str, str, str]  # data, teacher and student
 
 # What may differ from a cell's recipe without making it another experiment: where files lie, and which trial it is.
 _CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "title"}
@@ -104,12 +105,13 @@ def find_groups(paths: Sequence[str | Path]) -> list[Group]:
     for run in runs:
         by_recipe.setdefault(_key(run.recipe), []).append(run)
     recipes = [held[0].recipe for held in by_recipe.values()]
-    sure = {places[0] for recipe in recipes if len(places := _pairs_of(recipe)) == 1}
+    known = _known_pairs() | _own_pairs(recipes)
+    sure = {places[0] for recipe in recipes if len(places := _pairs_of(recipe, known)) == 1}
     groups: list[Group] = []
     for held in by_recipe.values():
         recipe = held[0].recipe
         method = _method_of(recipe)
-        places = _pairs_of(recipe)
+        places = _pairs_of(recipe, known)
         for pair in [name for name in places if name in sure] or places[:1]:
             title = recipe.title or "own recipe"
             runs_by_seed = sorted(held, key=lambda run: run.recipe.train.seed)
@@ -135,8 +137,8 @@ def _titles() -> dict[str, str]:
 
 
 @cache
-def _known_pairs() -> dict[str, tuple[str, str, str]]:
-    """data, teacher and student of every pair that has a recipe."""
+def _known_pairs() -> dict[str, Pair]:
+    """Every pair that has a recipe."""
     found = {}
     for name in list_pairs():
         recipe = resolve(name, method="ce")
@@ -148,16 +150,27 @@ def _method_of(recipe: Recipe) -> str | None:
     return _titles().get(recipe.title)
 
 
-def _pairs_of(recipe: Recipe) -> list[str]:
+def _own_pairs(recipes: Iterable[Recipe]) -> dict[str, Pair]:
+    """The pairs of these runs that have no recipe, each by its networks' names."""
+    found: dict[str, Pair] = {}
+    for recipe in recipes:
+        if recipe.teacher is not None:
+            pair = (recipe.data.name, recipe.teacher.model, recipe.student.model)
+            if pair not in _known_pairs().values():
+                found[f"{pair[0]}/{pair[1]}-{pair[2]}"] = pair
+    return found
+
+
+def _pairs_of(recipe: Recipe, known: Mapping[str, Pair]) -> list[str]:
     """The pairs that a run may be a cell of: several where the recipe does not say which teacher or student goes with it."""
     data, network, teacher = recipe.data.name, recipe.student.model, recipe.teacher.model if recipe.teacher else None
     alone = _method_of(recipe) == "teacher"
     fits = [
         name
-        for name, (images, big, small) in _known_pairs().items()
+        for name, (images, big, small) in known.items()
         if images == data and (big == network if alone else small == network and teacher in (None, big))
     ]
-    return fits or [f"{data}/{network}" if teacher is None else f"{data}/{teacher}-{network}"]
+    return fits or [f"{data}/{network}"]
 
 
 def _changed(recipe: Recipe, pair: str, method: str | None) -> list[str]:
