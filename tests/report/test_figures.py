@@ -7,11 +7,11 @@ import torch
 from letkd.batch import Batch
 from letkd.errors import TapError
 from letkd.models import create_model
+from letkd.models.cost import macs
 from letkd.recipes import resolve
 from letkd.report.charts import Chart, Series, draw, draw_all
 from letkd.report.classes import class_chart, confusion_matrix, confusions, per_class
 from letkd.report.collect import Group, Run
-from letkd.report.cost import macs
 from letkd.report.curves import curves, health_charts
 from letkd.report.features import answer, correlation_difference, draw_differences, draw_planes, in_the_plane
 from letkd.train.evaluate import Predictions, predict

@@ -30,14 +30,15 @@ def test_values_by_loops_over_pixels(distiller):
     handle = layer.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
     features = []
     other = distiller.teacher.last.register_forward_hook(lambda module, args, output: features.append(output))
-    distiller.student.eval()(batch.x)
-    distiller.teacher(batch.x)
+    with torch.no_grad():
+        distiller.student.eval()(batch.x)
+        distiller.teacher(batch.x)
     handle.remove()
     other.remove()
     (x, x_hat), f_T = seen[0], features[0]
     p_T = distiller.fittings()["penultimate"].supervision.p_T(f_T, batch.y)
     used, alive, discarded, agree, H_S, H_T, n, added, length = set(), set(), 0, 0, 0.0, 0.0, 0, 0.0, 0.0
-    omega = F.normalize(layer.omega.weight.flatten(1), dim=1) * layer.omega.scale
+    omega = (F.normalize(layer.omega.weight.flatten(1), dim=1) * layer.omega.scale).detach()
     bn = layer.bn
     for b in range(x.shape[0]):
         for i in range(x.shape[2]):
@@ -50,7 +51,7 @@ def test_values_by_loops_over_pixels(distiller):
                 alive |= set(p.nonzero().flatten().tolist())
                 discarded += int(p.sum() == 0)
                 agree += int(p_T[b, :, i, j].argmax() == a.argmax())
-                H_S -= float((p_S * p_S.log()).sum().detach())
+                H_S -= float((p_S * p_S.log()).sum())
                 H_T -= sum(float(q * math.log(q)) for q in p_T[b, :, i, j] if q > 0)
                 added += float((x_hat - x)[b, :, i, j].norm())
                 length += float(pixel.norm())

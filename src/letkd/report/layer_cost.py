@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from letkd.layer import KDLayer
 from letkd.models import create_model
-from letkd.report.cost import macs
+from letkd.models.cost import macs
 from letkd.report.grid import Cell, Grid
 from letkd.report.results import NONE, millions
 from letkd.taps import as_taps, graft, probe

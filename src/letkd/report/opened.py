@@ -15,8 +15,8 @@ from letkd.data.loader import normalise
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, LetkdError, RunError
 from letkd.models import list_models
+from letkd.models.cost import macs
 from letkd.report.collect import Run
-from letkd.report.cost import macs
 from letkd.student import load_student, read_header
 from letkd.train.build import build_distiller, build_network, read_data
 from letkd.train.checkpoint import NAME

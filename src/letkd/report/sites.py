@@ -90,14 +90,13 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
     there: dict[str, Tap] = {}
     for method in (method for method in distiller.methods if isinstance(method, QUEST)):
         for role, site in method.sites.items():
-            grafted = method.reads.student.get(f"{role}.a")
+            grafted = method.reads.student.get(f"{role}.x")
             if grafted is None:
                 layer, omega = None, method.predictor[module_name(role)]
                 here[role] = method.reads.student[role]
             else:
-                path = grafted.path.rpartition(".")[0]
-                layer, omega = distiller.student.get_submodule(path), distiller.student.get_submodule(grafted.path)
-                here[role] = Tap(path, io="input")
+                layer = distiller.student.get_submodule(grafted.path)
+                omega, here[role] = layer.get_submodule("omega"), grafted
             found[role] = omega, layer, site.supervision
             there[role] = method.reads.teacher[role + site.supervision.reads]
     if not found or distiller.teacher is None:
@@ -116,8 +115,8 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
 def layer_path(distiller: Distiller, role: str) -> str:
     """Where in the student the KD layer of a site stands."""
     for method in (method for method in distiller.methods if isinstance(method, QUEST)):
-        if grafted := method.reads.student.get(f"{role}.a"):
-            return grafted.path.rpartition(".")[0]
+        if grafted := method.reads.student.get(f"{role}.x"):
+            return grafted.path
     raise TapError(f"the student has no KD layer at {role!r}")
 
 
