@@ -128,7 +128,8 @@ def knowledge_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened)
         found = opened.attempt(
             f"transferred knowledge of {group.title}", lambda run=run: knowledge(opened.distiller(run), opened.data(run))
         )
-        for one in found or ():
+        # The page shows the last one first: the sub-classes of the paper's figure, where there are any.
+        for one in sorted(found or (), key=lambda one: one.per_class is not None):
             book.files[f"{group.key}-knowledge-{one.site}"] = draw_knowledge(one)
             book.knowledge.append(as_json(one, group.title))
             templates = book.knowledge[-1]["templates"]

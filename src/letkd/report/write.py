@@ -3,10 +3,10 @@
 import io
 import os
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from letkd import __version__
 from letkd.files import write_whole
 from letkd.progress import bar
 from letkd.report import sections as parts
@@ -65,7 +65,7 @@ def write_report(
     found.append(Section("made", "How it was made", _made(groups, opened, out)))
     for name, content in book.files.items():
         write_file(out / "report" / name, content)
-    page = render(_title(pairs), _lead(groups, pairs), found, book.data(), f"Written by letkd {_version()}.")
+    page = render(_title(pairs), _lead(groups, pairs), found, book.data(), f"Written by letkd {__version__}.")
     write_whole(out / "report.html", page.encode())
     return out / "report.html"
 
@@ -115,10 +115,3 @@ def write_file(path: Path, content: "str | Figure") -> None:
             out = io.BytesIO()
             content.savefig(out, format=kind, dpi=160, metadata=facts)
             write_whole(path.with_name(f"{path.name}.{kind}"), out.getvalue())
-
-
-def _version() -> str:
-    try:
-        return version("letkd")
-    except PackageNotFoundError:
-        return "from its source"
