@@ -1,12 +1,15 @@
 """Finished runs to report on, made once for all test processes, and a browser."""
 
 import fcntl
+import io
 import json
 import shutil
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
 
+from letkd.cli.main import app
 from letkd.train.trials import compare
 from tests.report.browser import Browser
 
@@ -43,6 +46,20 @@ def _make(folder: Path) -> None:
 def runs(tmp_path_factory) -> Path:
     """A comparison of four methods over two seeds and two epochs; not to be written to."""
     return made_once(tmp_path_factory, "compared-runs", _make)
+
+
+def _report(runs: Path, folder: Path) -> None:
+    folder.mkdir()
+    said = io.StringIO()
+    with redirect_stdout(said), suppress(SystemExit):
+        app(["report", str(runs), "--out", str(folder)])
+    (folder / "said.txt").write_text(said.getvalue())
+
+
+@pytest.fixture(scope="session")
+def report(runs, tmp_path_factory) -> Path:
+    """What `letkd report` made of these runs, and what it said, in said.txt."""
+    return made_once(tmp_path_factory, "written-report", lambda folder: _report(runs, folder))
 
 
 @pytest.fixture(scope="module")

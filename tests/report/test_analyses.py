@@ -54,11 +54,15 @@ def test_alphas_are_those_of_the_titles():
 
 
 def test_the_curve_has_ours_and_the_papers():
-    analysis = ANALYSES["k-inter"]
-    lines = draw(as_chart(analysis, "digits/tiny", [[1.0, 3.0], [4.0], [5.0], [], [6.0]])).axes[0].lines
+    analysis, values = ANALYSES["k-inter"], [[1.0, 3.0], [4.0], [5.0], [], [6.0]]
+    lines = draw(as_chart(analysis, analysis.pair, values)).axes[0].lines
     assert list(lines[0].get_xdata()) == [1, 4, 8, 16, 32]
     assert list(lines[0].get_ydata())[:3] == [2, 4, 5]
     assert list(lines[1].get_ydata()) == PRINTED["k-inter"]
+    axes = draw(as_chart(analysis, "digits/tiny", values)).axes[0]
+    assert axes.get_ylabel() == "points more than at K_inter 1"
+    assert list(axes.lines[0].get_ydata())[:3] == [0, 2, 3]
+    assert list(axes.lines[1].get_ydata()) == pytest.approx([mean - 72.69 for mean in PRINTED["k-inter"]])
 
 
 def test_geometry_is_lda_on_pooled_features_before_and_after_the_layer():

@@ -14,12 +14,11 @@ from letkd.report.opened import Opened
 from letkd.report.write import write_report
 from letkd.train.runs import RunFolder
 from tests.report.browser import Browser
-from tests.report.conftest import made_once
 
 
-@pytest.fixture(scope="module")
-def page(runs, tmp_path_factory) -> Path:
-    return made_once(tmp_path_factory, "written-report", lambda folder: write_report([runs], folder)) / "report.html"
+@pytest.fixture
+def page(report) -> Path:
+    return report / "report.html"
 
 
 def metrics(runs: Path, method: str) -> list[list[dict]]:

@@ -5,19 +5,17 @@ import json
 import shutil
 
 import pytest
+import torch
 
-from letkd.cli.main import app, main
+from letkd.cli.main import main
 from letkd.models.cost import macs
 from letkd.report.collect import find_groups
 from letkd.report.opened import Opened
 from letkd.student import load_student
 
 
-def test_it_writes_the_page_and_files_for_papers(runs, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        app(["report", str(runs), "--out", str(tmp_path)])
-    assert not stop.value.code
-    assert capsys.readouterr().out.strip() == f"report: {tmp_path / 'report.html'}"
+def test_it_writes_the_page_and_files_for_papers(runs, report):
+    assert (report / "said.txt").read_text().strip() == f"report: {report / 'report.html'}"
     (pair,) = {group.pair for group in find_groups([runs])}
     begin = pair.replace("/", "-")
     expected = {"table.md", "table.tex", "table.csv", f"{begin}-classes.csv", f"{begin}-confusions.csv"}
@@ -28,18 +26,16 @@ def test_it_writes_the_page_and_files_for_papers(runs, tmp_path, capsys):
         for site in ("quest-knowledge-penultimate", "letkd-2-knowledge-penultimate", "letkd-2-knowledge-intermediate")
     )
     expected |= {f"{name}.{kind}" for name in (*(f"{begin}-{name}" for name in names), *knowledge) for kind in ("png", "svg")}
-    assert {path.name for path in (tmp_path / "report").iterdir()} == expected
-    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "report" / "table.csv").open())}
+    assert {path.name for path in (report / "report").iterdir()} == expected
+    rows = {row["method"]: row for row in csv.DictReader((report / "report" / "table.csv").open())}
     student = load_student(runs / "letkd-2" / "seed-0" / "student.safetensors")
-    import torch
-
     assert int(rows["letkd-2"]["macs"]) == macs(student, torch.zeros(1, 3, 32, 32)) > int(rows["ce"]["macs"])
     results = [json.loads((runs / "letkd-2" / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
     assert float(rows["letkd-2"]["last_test_mean"]) == pytest.approx(sum(result["last_test"] for result in results) / 2)
-    classes = list(csv.DictReader((tmp_path / "report" / f"{begin}-classes.csv").open()))
+    classes = list(csv.DictReader((report / "report" / f"{begin}-classes.csv").open()))
     mean = sum(float(row["letKD-2"]) for row in classes) / 10
     assert mean == pytest.approx(float(rows["letkd-2"]["last_test_mean"])), "every class has as many test images"
-    page = (tmp_path / "report.html").read_text()
+    page = (report / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", ""), "nothing is fetched"
 
 

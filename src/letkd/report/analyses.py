@@ -176,11 +176,13 @@ def as_grid(analysis: Analysis, pair: str, values: Sequence[Sequence[float]], no
     rows = []
     for line, found in zip(analysis.lines, values, strict=True):
         paper = analysis.paper(line, pair)
-        recipe = " ".join([line.method, *line.settings])
+        recipe = " ".join([line.method, *(setting.split(".")[-1] for setting in line.settings)])
         title = line.title or _title(line.method)
         rows.append([Cell(title), Cell(recipe), Cell(mean_std(found)), Cell(str(len(found))), Cell(str(paper or NONE))])
     head = ["row", "recipe", "ours, %", "n", "paper, %"]
     told = [analysis.question, f"The paper's numbers ({analysis.place}) are for {_where(analysis, pair)}."]
+    keys = {setting.partition("=")[0] for line in analysis.lines for setting in line.settings}
+    told += [f"{key.split('.')[-1]} is {key}." for key in sorted(keys)]
     return Grid(f"{analysis.place} on {pair}", head, rows, [*told, *notes])
 
 
@@ -196,10 +198,19 @@ def _title(method: str) -> str:
 
 
 def as_chart(analysis: Analysis, pair: str, values: Sequence[Sequence[float]]) -> Chart:
-    """The rows as a curve over x, ours and the paper's."""
+    """The rows as a curve over x, ours and the paper's; on another pair than the paper's, as points more than the first row has."""
     x = [line.x for line in analysis.lines if line.x is not None]
     mean = [sum(found) / len(found) if found else None for found in values]
     low, high = ([choose(found) if found else None for found in values] for choose in (min, max))
     theirs = [result.mean if (result := analysis.paper(line, pair)) else None for line in analysis.lines]
+    title, y_label = f"{analysis.place}: accuracy by {analysis.x_label}", "test accuracy, %"
+    if pair != analysis.pair:
+        low, high, mean = (_more_than(mean[0], bound) for bound in (low, high, mean))
+        theirs = _more_than(theirs[0], theirs)
+        y_label = f"points more than at {analysis.x_label} {x[0]:g}"
     series = [Series(f"ours, {pair}", mean, 0, low, high), Series(f"paper, {analysis.pair}", theirs, 1)]
-    return Chart("curve", f"{analysis.place}: accuracy by {analysis.x_label}", analysis.x_label, "test accuracy, %", x, series)
+    return Chart("curve", title, analysis.x_label, y_label, x, series)
+
+
+def _more_than(first: float | None, values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None or first is None else value - first for value in values]
