@@ -5,18 +5,23 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-extras lint types bench clean
+.PHONY: demo test browser test-extras lint types bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/letkd demo
 
-test: $(READY) lint types
+test: $(READY) browser lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them.
 test-extras: $(EXTRAS)/.ready
 	OMP_NUM_THREADS=1 $(EXTRAS)/bin/python -m pytest -q tests/extras
+
+# The report's tests open it in a real browser; where there is none, they say how to get one.
+browser:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get -qq update >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null || true; fi
 
 lint: $(READY)
 	$(BIN)/ruff check .

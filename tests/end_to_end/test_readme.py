@@ -54,7 +54,7 @@ def test_commands_exist(capsys):
         shlex.split(line, comments=True) for block in blocks("") for line in block.splitlines() if line.startswith("letkd ")
     ]
     assert {command[1] for command in commands} == {
-        *("demo", "train", "fit", "eval", "methods", "models", "taps", "data", "compare", "list", "show"),
+        *("demo", "train", "fit", "eval", "methods", "models", "taps", "data", "compare", "report", "analyse", "list", "show"),
         *("export", "predict"),
     }
     for _, verb, *arguments in commands:

@@ -16,6 +16,10 @@ def demo(
     trials: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 3,
     settings: o.Settings = None,
 ) -> None:
-    """Train a teacher on scikit-learn's digits, then the same small student by five methods, and compare."""
+    """Train a teacher on scikit-learn's digits, then the same small student by five methods, compare, and write a report."""
     title = "digits: one small student, five ways to teach it"
     show("digits/tiny", list(METHODS), out, trials=trials, settings=settings or [], teacher_weights=None, title=title)
+
+    from letkd.report.write import write_report
+
+    print(f"report: {write_report([out], out)}")

@@ -7,7 +7,23 @@ from types import FrameType
 import typer
 
 from letkd import __version__
-from letkd.cli import cells, compare, data, demo, evaluate, export, fit, methods, models, predict, show, taps, train
+from letkd.cli import (
+    analyse,
+    cells,
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    fit,
+    methods,
+    models,
+    predict,
+    report,
+    show,
+    taps,
+    train,
+)
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.memory import keep_large_blocks
 
@@ -27,6 +43,8 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
 app.command("compare")(compare.compare)
+app.command("report")(report.report)
+app.command("analyse")(analyse.analyse)
 app.command("methods")(methods.methods)
 app.command("models")(models.models)
 app.command("taps")(taps.taps)

@@ -7,6 +7,45 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+# The rows of the supplement's CIFAR-100 table from top to bottom, AT+KD where the ImageNet table has it, then the ablations.
+ORDER = (
+    "teacher",
+    "ce",
+    "kd",
+    "fitnet",
+    "at",
+    "at-kd",
+    "ab",
+    "fsp",
+    "sp",
+    "vid",
+    "crd",
+    "crd-kd",
+    "dkd",
+    "simkd",
+    "tdd",
+    "tdd-crd",
+    "quest",
+    "letkd-1",
+    "letkd-2",
+    "quest-3x3",
+    "letkd-1-3x3",
+    "quest-2",
+    "letkd-1-2",
+    "letkd-inter-0",
+    "letkd-inter-1",
+    "letkd-2-00",
+    "letkd-2-01",
+    "letkd-2-10",
+    "fitnet-layer",
+    "fitnet-letkd-1",
+)
+
+
+def place(method: str | None) -> int:
+    """Where the paper's tables have a method's row; what it does not have comes last."""
+    return ORDER.index(method) if method in ORDER else len(ORDER)
+
 
 @dataclass(frozen=True)
 class PaperResult:

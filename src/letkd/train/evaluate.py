@@ -1,14 +1,19 @@
-"""Accuracy of a classifier on a split."""
+"""A classifier on a split: its accuracy, and what it takes each image for."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.processes import sum_of_all
+from letkd.errors import RunError
+from letkd.files import write_whole
+from letkd.processes import objects_of_all, sum_of_all
 from letkd.progress import track
 from letkd.taps import as_logits
 
@@ -50,3 +55,60 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "e
             module.training = mode
     n, top1, top5, loss = sum_of_all(torch.tensor([n, top1, top5, loss], dtype=torch.float64, device=device)).tolist()
     return Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), int(n))
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The class that a classifier takes each image of a split for, and the one it is, in the order of the split.
+
+    Args:
+        predicted: `[n]`.
+        labels: `[n]`.
+    """
+
+    predicted: Tensor
+    labels: Tensor
+
+    def save(self, path: Path) -> None:
+        """Write both as a safetensors file of four bytes a class and image."""
+        tensors = {"predicted": self.predicted, "labels": self.labels}
+        write_whole(path, save({name: value.to(torch.int32).cpu().contiguous() for name, value in tensors.items()}))
+
+    @classmethod
+    def load(cls, path: Path) -> "Predictions":
+        """What `save` wrote."""
+        try:
+            tensors = load_file(path)
+            return cls(tensors["predicted"].long(), tensors["labels"].long())
+        except (SafetensorError, OSError, KeyError) as error:
+            raise RunError(
+                f"{path} holds no predictions ({error}); remove it, and they are made anew where they can be"
+            ) from None
+
+
+@torch.no_grad()
+def predict(model: nn.Module, loader: Iterable[Batch], *, description: str = "predicting") -> Predictions:
+    """What a classifier in eval mode takes each image for; its train/eval mode is left as it was.
+
+    Of several processes each goes over its own part; all of them get the whole, in the order of the images' indices.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    rows: list[tuple[int, int, int]] = []
+    try:
+        for item in track(loader, description):
+            batch = Batch.of(item).to(device)
+            if not len(batch.y):
+                continue
+            predicted = as_logits(model(batch.x), model).argmax(dim=1)
+            index = torch.arange(len(rows), len(rows) + len(batch.y)) if batch.index is None else batch.index
+            rows += zip(index.tolist(), predicted.tolist(), batch.y.tolist(), strict=True)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    every = sorted(row for part in objects_of_all(rows) for row in part)
+    return Predictions(
+        torch.tensor([predicted for _, predicted, _ in every], dtype=torch.int64),
+        torch.tensor([label for _, _, label in every], dtype=torch.int64),
+    )

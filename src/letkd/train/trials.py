@@ -1,11 +1,15 @@
 """Several seeds of one recipe, and several methods side by side."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from letkd.errors import LetkdError, UnsupportedPair
+from letkd.files import write_whole
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve
+from letkd.report.collect import NOTE
 from letkd.report.tables import Row
 from letkd.train.build import build_distiller, fit, read_data
 from letkd.train.loop import train
@@ -42,9 +46,25 @@ def run_trials(
     return [train(trial, path, supervision=shared, save_minutes=save_minutes) for trial, path, _ in runs]
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A row of a comparison that is a method with settings of its own.
+
+    Args:
+        name: of its folder.
+        settings: `key=value`, before those that hold for all rows.
+        title: of the row; the recipe's where it has none.
+    """
+
+    name: str
+    method: str
+    settings: tuple[str, ...] = ()
+    title: str = ""
+
+
 def compare(
     pair: str,
-    methods: Sequence[str],
+    methods: Sequence[str | Variant],
     folder: str | Path,
     *,
     trials: int,
@@ -55,33 +75,50 @@ def compare(
     """The pair's student by each method, on the same data, from the same teacher and the same fitted supervision.
 
     Args:
+        methods: names of methods, or variants of them.
         teacher_weights: a trained teacher; where there is none, it is trained first.
         quick: shrink every recipe to a smoke run, the teacher's too.
 
-    A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on.
+    A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on. Why it has
+    no numbers is kept in its folder as note.json, for reports.
     """
     folder = Path(folder)
     rows = []
-    recipes = {
-        method: resolve(pair, method=method, settings=settings, quick=quick) for method in methods
-    }  # wrong names before any work
+    variants = [method if isinstance(method, Variant) else Variant(method, method) for method in methods]
+    for variant in variants:  # wrong names before any work
+        resolve(pair, method=variant.method, settings=[*variant.settings, *settings], quick=quick)
     if teacher_weights is None:
         teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
         say(f"training the teacher of {pair}")
         rows.append(Row(teacher.title, [train(teacher, folder / "teacher")]))
         teacher_weights = folder / "teacher" / "student.safetensors"
-    for k, (method, recipe) in enumerate(recipes.items(), start=1):
+    for k, variant in enumerate(variants, start=1):
         weights = {"teacher.weights": str(teacher_weights)}
-        recipe = resolve(pair, method=method, overrides=weights, settings=settings, quick=quick)
-        say(f"{recipe.title} ({k} of {len(recipes)}): {trials} seeds")
+        values = [*variant.settings, *settings]
+        recipe = resolve(pair, method=variant.method, overrides=weights, settings=values, quick=quick)
+        title = variant.title or recipe.title
+        say(f"{title} ({k} of {len(variants)}): {trials} seeds")
         results, note = [], ""
         try:
-            results = run_trials(recipe, folder / method, trials, supervision=folder / "supervision")
+            results = run_trials(recipe, folder / variant.name, trials, supervision=_supervision(folder, variant))
         except UnsupportedPair as error:
             note = f"does not serve this pair: {error}"
         except (LetkdError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as error:
             note = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        _keep_note(folder / variant.name / NOTE, {"pair": pair, "method": variant.method, "title": title, "note": note})
         if note:
-            say(f"{recipe.title} {note}")
-        rows.append(Row(recipe.title, results, note))
+            say(f"{title} {note}")
+        rows.append(Row(title, results, note))
     return rows
+
+
+def _supervision(folder: Path, variant: Variant) -> Path:
+    """Rows with settings of their own keep their fits apart: another K would be fitted anew in each turn."""
+    return folder / variant.name / "supervision" if variant.settings else folder / "supervision"
+
+
+def _keep_note(path: Path, note: dict[str, str]) -> None:
+    if note["note"]:
+        write_whole(path, json.dumps(note, indent=1).encode())
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""`letkd analyse`: the paper's analyses, each one command."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from letkd.cli import options as o
+from letkd.errors import RecipeError
+
+if TYPE_CHECKING:
+    from letkd.report.grid import Grid
+
+COST = "cost"
+
+
+def analyse(
+    name: Annotated[
+        str, typer.Argument(help="alpha, geometry, k-inter, 3x3, multi-layer, fitnet or cost.", show_default=False)
+    ],
+    pair: Annotated[str | None, typer.Option(help="A pair such as cifar100/rn56-rn20.", show_default="the paper's")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Instead of a pair: the first one of this data set, e.g. digits.", show_default=False)
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Seeds for each row.")] = 3,
+    classes: Annotated[
+        int | None, typer.Option(min=2, help="For cost: number of classes.", show_default="the data set's")
+    ] = None,
+    root: o.Root = None,
+    teacher_weights: o.TeacherWeights = None,
+    settings: o.Settings = None,
+    quick: o.Quick = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs and tables, shared by the analyses.", show_default="runs/analyse-<pair>"),
+    ] = None,
+) -> None:
+    """Run an analysis of the paper and print its table, the paper's numbers beside. Stopped half-way, the same command goes on.
+
+    alpha: the parts of letKD-2. geometry: LDA on the student's features. k-inter: sub-classes a class. 3x3: kernels against K-means.
+    multi-layer: QUEST and letKD at two layers. fitnet: with and without layer and supervision. cost: time by K; trains nothing.
+    """
+    from letkd.recipes import list_pairs, resolve
+    from letkd.report.analyses import ANALYSES, find_analysis
+
+    analysis = None if name == COST else find_analysis(name, COST)
+    if pair is None and data is not None:
+        pair = next((known for known in list_pairs() if known.startswith(f"{data}/")), None)
+        if pair is None:
+            raise RecipeError(f"there is no pair on {data!r}; the pairs are {', '.join(list_pairs())}")
+    pair = pair or (ANALYSES["alpha"] if analysis is None else analysis).pair
+    folder = out or Path("runs") / f"analyse-{pair.replace('/', '-')}{'-quick' if quick else ''}"
+    if analysis is None:
+        from letkd.data import load_data
+        from letkd.report.layer_cost import layer_cost
+
+        recipe = resolve(pair, settings=settings or [])
+        C = classes or load_data(recipe.data.name, root=root or recipe.data.root).num_classes
+        _show(layer_cost(recipe.student.model, C), folder, name)
+        return
+
+    from letkd.report.analyses import as_chart, as_grid
+    from letkd.train.trials import compare
+
+    values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    variants = analysis.variants()
+    rows = compare(pair, variants, folder, trials=trials, settings=values, teacher_weights=teacher_weights, quick=quick)[
+        -len(variants) :
+    ]
+    results = {variant.name: row.results for variant, row in zip(variants, rows, strict=True)}
+    if analysis.measure is None:
+        found = [[result.last_test for result in results[line.name]] for line in analysis.lines]
+    else:
+        runs = {name: sorted((folder / name).glob("seed-*"))[: len(held)] for name, held in results.items()}
+        found = analysis.measure(analysis.lines, runs)
+    notes = [f"{row.title} {row.note}." for row in rows if row.note]
+    _show(as_grid(analysis, pair, found, notes), folder, name)
+    if analysis.x_label:
+        from letkd.report.charts import draw
+        from letkd.report.write import write_file
+
+        write_file(folder / f"{name}-curve", draw(as_chart(analysis, pair, found)))
+        print(f"curve: {folder / f'{name}-curve.png'}")
+
+
+def _show(grid: "Grid", folder: Path, name: str) -> None:
+    """Print a table, and keep it as Markdown, LaTeX and CSV."""
+    from rich.console import Console
+
+    from letkd.files import write_whole
+    from letkd.report.grid import as_csv, as_latex, as_markdown, as_rich
+
+    Console().print(as_rich(grid))
+    for ending, content in {
+        "md": as_markdown(grid),
+        "tex": as_latex(grid),
+        "csv": as_csv(grid.head, [[cell.text for cell in row] for row in grid.rows]),
+    }.items():
+        write_whole(folder / f"{name}.{ending}", content.encode())
+    print(f"table: {folder / f'{name}.md'}")

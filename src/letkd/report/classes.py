@@ -1,0 +1,65 @@
+"""Class by class: accuracy, and the confusions that teaching fixed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from letkd.report.charts import Chart, Series
+from letkd.train.evaluate import Predictions
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Images of class `true` that were taken for `taken`: how many by the student alone and by the taught one, mean over seeds."""
+
+    true: str
+    taken: str
+    alone: float
+    taught: float
+
+    @property
+    def fixed(self) -> float:
+        return self.alone - self.taught
+
+
+def confusion_matrix(predictions: Sequence[Predictions], C: int) -> Tensor:
+    """How many images of class i were taken for class j, `[C C]`, mean over the runs."""
+    counts = torch.zeros(C, C, dtype=torch.float64)
+    for one in predictions:
+        counts += torch.bincount(one.labels * C + one.predicted, minlength=C * C).reshape(C, C)
+    return counts / max(len(predictions), 1)
+
+
+def per_class(matrix: Tensor) -> list[float | None]:
+    """Accuracy of each class in per cent; None where it has no image."""
+    n = matrix.sum(dim=1)
+    return [100 * float(matrix[c, c] / n[c]) if n[c] else None for c in range(len(matrix))]
+
+
+def confusions(alone: Tensor, taught: Tensor, classes: Sequence[str]) -> list[Confusion]:
+    """Every confusion that either makes, those that teaching fixed most first and those it made worst last."""
+    found = [
+        Confusion(classes[i], classes[j], float(alone[i, j]), float(taught[i, j]))
+        for i in range(len(classes))
+        for j in range(len(classes))
+        if i != j and (alone[i, j] > 0 or taught[i, j] > 0)
+    ]
+    return sorted(found, key=lambda one: -one.fixed)
+
+
+def class_chart(
+    pair: str, matrices: dict[str, Tensor], classes: Sequence[str], colours: Mapping[str, int], *, most: int = 24
+) -> Chart:
+    """Accuracy of each class, a point for each method; of many classes, those that the methods differ on most."""
+    columns = {title: per_class(matrix) for title, matrix in matrices.items()}
+    spread = []
+    for c in range(len(classes)):
+        known = [value for column in columns.values() if (value := column[c]) is not None]
+        spread.append(max(known) - min(known) if known else 0.0)
+    shown = sorted(sorted(range(len(classes)), key=lambda c: -spread[c])[:most])
+    series = [Series(title, [column[c] for c in shown], colours[title]) for title, column in columns.items()]
+    note = f"The {most} of {len(classes)} classes on which the methods differ most." if len(classes) > most else ""
+    names = [classes[c] for c in shown]
+    return Chart("classes", "Accuracy by class", "class", "test accuracy, %", names, series, kind="dots", note=note, group=pair)

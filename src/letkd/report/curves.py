@@ -1,0 +1,116 @@
+"""What metrics.jsonl has, by epoch: accuracy, loss terms, learning rate, health of the KD layers."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from letkd.report.charts import Chart, Series
+from letkd.report.collect import Group
+
+NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "seconds", "loss", "health"}
+
+# What `letkd.report.health.health` gives, in words. Shares are shown in per cent.
+HEALTH = {
+    "used": "templates used",
+    "dead": "dead templates",
+    "discarded": "pixels that discard all, %",
+    "added": "α‖x'‖ / ‖x‖",
+    "agreement": "p_S agrees with p_T, %",
+    "entropy_S": "entropy of p_S, nats",
+    "entropy_T": "entropy of p_T, nats",
+    "scale_omega": "scale of ω",
+    "scale_nu": "scale of ν",
+}
+SHARES = {"discarded", "agreement"}
+DIGITS = {"used": 1, "dead": 1}
+
+Value = Callable[[dict[str, Any]], float | None]
+
+
+def by_epoch(group: Group, value: Value, name: str, colour: int) -> Series:
+    """Mean over seeds of a value by epoch, and its least and greatest."""
+    columns: dict[int, list[float]] = {}
+    for run in group.runs:
+        for row in run.rows:
+            found = value(row)
+            if found is not None:
+                columns.setdefault(int(row["epoch"]), []).append(float(found))
+    epochs = range(1, last_epoch(group) + 1)
+    held = [columns.get(epoch) for epoch in epochs]
+    several = any(values and len(values) > 1 for values in held)
+    low = [min(values) if values else None for values in held]
+    high = [max(values) if values else None for values in held]
+    mean = [statistics.mean(values) if values else None for values in held]
+    return Series(name, mean, colour, low if several else None, high if several else None)
+
+
+def last_epoch(group: Group) -> int:
+    return max((int(row["epoch"]) for run in group.runs for row in run.rows), default=0)
+
+
+def _chart(key: str, title: str, y_label: str, groups: Sequence[Group], value: Value, pair: str, **more: Any) -> list[Chart]:
+    """One line a group; none where nobody has the value."""
+    series = [by_epoch(group, value, group.title, k) for k, group in enumerate(groups)]
+    series = [one for one in series if any(y is not None for y in one.y)]
+    if not series:
+        return []
+    x = list(range(1, max(len(one.y) for one in series) + 1))
+    padded = [replace(one, y=_pad(one.y, x), low=_pad(one.low, x), high=_pad(one.high, x)) for one in series]
+    return [Chart(key, title, "epoch", y_label, x, padded, group=pair, **more)]
+
+
+def _pad(values: Any, x: list[int]) -> Any:
+    return None if values is None else [*values, *([None] * (len(x) - len(values)))]
+
+
+def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:
+    """Accuracy on the validation and training images and the learning rate, a line for each method; then each method's losses."""
+    charts = _chart("val", "Validation accuracy", "top-1, %", groups, lambda row: row.get("val_top1"), pair)
+    charts += _chart(
+        "train", "Training accuracy (augmented images)", "top-1, %", groups, lambda row: row.get("train_top1"), pair
+    )
+    for chart in _chart("lr", "Learning rate", "rate", groups, lambda row: row.get("lr"), pair, log_y=True, digits=5):
+        first = chart.series[0]
+        alike = len(chart.series) > 1 and all(one.y == first.y for one in chart.series)
+        charts.append(replace(chart, series=[replace(first, name="all", low=None, high=None)] if alike else chart.series))
+    for group in groups:
+        charts += _losses(pair, group)
+    return charts
+
+
+def _losses(pair: str, group: Group) -> list[Chart]:
+    names = {name for run in group.runs for row in run.rows for name in row if name not in NOT_TERMS}
+    order = ["loss", *sorted(names, key=lambda name: (name != "ce", name))] if len(names) > 1 else sorted(names)
+    series = [by_epoch(group, lambda row, name=name: row.get(name), name, k) for k, name in enumerate(order)]
+    if not series or not last_epoch(group):
+        return []
+    weights = group.runs[0].recipe.weights
+    told = ", ".join(f"{name} × {weights.get(name, 1.0):g}" for name in order if name != "loss")
+    note = f"Terms without their weights; loss = the sum of {told}." if len(order) > 1 else ""
+    title = f"Loss: {group.title}"
+    return [
+        Chart(f"loss-{group.key}", title, "epoch", "loss", list(range(1, last_epoch(group) + 1)), series, note=note, group=pair)
+    ]
+
+
+def health_charts(pair: str, groups: Sequence[Group]) -> list[Chart]:
+    """Every value of every site by epoch, a line for each method that has the site."""
+    rows = [row for group in groups for run in group.runs for row in run.rows]
+    sites = sorted({site for row in rows for site in _health(row)}, key=lambda site: (site != "penultimate", site))
+    charts = []
+    for site in sites:
+        for name, words in HEALTH.items():
+            factor = 100.0 if name in SHARES else 1.0
+
+            def value(row: dict[str, Any], site: str = site, name: str = name, factor: float = factor) -> float | None:
+                found = _health(row).get(site, {}).get(name)
+                return None if found is None else factor * found
+
+            charts += _chart(f"health-{site}-{name}", words, words, groups, value, pair, digits=DIGITS.get(name, 2))
+    return charts
+
+
+def _health(row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    held = row.get("health")
+    return held if isinstance(held, dict) else {}

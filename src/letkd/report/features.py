@@ -1,0 +1,133 @@
+"""The teacher and its students side by side: their features in the plane, and how their logits go together."""
+
+import base64
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from letkd.batch import Batch
+from letkd.errors import TapError
+from letkd.report.charts import a_figure
+from letkd.report.sites import at_rest
+from letkd.taps import Taps, as_logits, as_taps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Way = Literal["pca", "tsne"]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a network makes of some images: what its classifier is given, `[n d]`, and its logits `[n C]`."""
+
+    pooled: Tensor
+    logits: Tensor
+
+
+def answer(model: nn.Module, batch: Batch, *, step: int = 128) -> Answer:
+    """Run a network that names the place `pooled`, as the zoo's do, over some images."""
+    named = as_taps(model)
+    if "pooled" not in named:
+        raise TapError(f"{type(model).__name__} names no place 'pooled', what its classifier is given")
+    taps = Taps(model, {"pooled": named["pooled"]})
+    pooled, logits = [], []
+    with at_rest(model):
+        for x in batch.x.split(step):
+            output, features = taps(x)
+            pooled.append(features["pooled"].flatten(1).float())
+            logits.append(as_logits(output, model).float())
+    return Answer(torch.cat(pooled), torch.cat(logits))
+
+
+def in_the_plane(pooled: Tensor, way: Way = "pca") -> np.ndarray:
+    """Two coordinates for each image, within -1 and 1: the first principal components, or t-SNE's map. The same each time."""
+    x = pooled.double().numpy()
+    if way == "tsne":
+        from sklearn.manifold import TSNE
+
+        at = TSNE(perplexity=min(30.0, max(1.0, (len(x) - 1) / 3)), init="pca", random_state=0).fit_transform(x)
+    else:
+        x = x - x.mean(axis=0)
+        _, _, vt = np.linalg.svd(x, full_matrices=False)
+        # A component's sign means nothing: the one whose largest weight is positive is taken.
+        vt = vt[:2] * np.sign(vt[:2][np.arange(len(vt[:2])), np.abs(vt[:2]).argmax(axis=1)])[:, None]
+        at = x @ vt.T
+        at = np.pad(at, ((0, 0), (0, 2 - at.shape[1])))
+    at = at - at.mean(axis=0)
+    return at / max(float(np.abs(at).max()), 1e-12)
+
+
+def correlation(logits: Tensor) -> Tensor:
+    """How each class's logit goes with each other's over the images, `[C C]`; 0 where one never changes."""
+    z = logits.double() - logits.double().mean(dim=0)
+    length = z.norm(dim=0)
+    z = torch.where(length > 0, z / length.clamp_min(1e-300), torch.zeros_like(z))
+    return z.T @ z
+
+
+def correlation_difference(teacher: Tensor, student: Tensor) -> Tensor:
+    """Correlations of the teacher's logits less those of the student's, `[C C]`; nothing but zeros if they go together alike."""
+    return correlation(teacher) - correlation(student)
+
+
+def draw_planes(planes: Mapping[str, np.ndarray], labels: Tensor, classes: tuple[str, ...]) -> "Figure":
+    """A panel for each network, a point for each image, a colour for each class."""
+    figure, panels = _panels(len(planes))
+    colours = [class_colour(int(c)) for c in labels]
+    for axes, (title, at) in zip(panels, planes.items(), strict=True):
+        axes.scatter(at[:, 0], at[:, 1], s=7, c=colours, linewidths=0)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), xticks=[], yticks=[], aspect="equal")
+    if len(classes) <= 20:
+        marks = [panels[0].scatter([], [], s=12, color=class_colour(c), label=name) for c, name in enumerate(classes)]
+        figure.legend(handles=marks, fontsize=7, frameon=False, loc="outside right upper")
+    return figure
+
+
+def draw_differences(maps: Mapping[str, Tensor]) -> "Figure":
+    """A panel for each student: where its logits go together otherwise than the teacher's."""
+    figure, panels = _panels(len(maps))
+    largest = max(float(one.abs().max()) for one in maps.values()) or 1.0
+    image = None
+    for axes, (title, one) in zip(panels, maps.items(), strict=True):
+        image = axes.imshow(one.numpy(), cmap="RdBu_r", vmin=-largest, vmax=largest)
+        axes.set_title(f"{title}: mean |difference| {float(one.abs().mean()):.3f}", fontsize=8)
+        axes.set(xticks=[], yticks=[])
+    if image is not None:
+        figure.colorbar(image, ax=list(panels), shrink=0.8)
+    return figure
+
+
+def _panels(n: int, columns: int = 4) -> "tuple[Figure, np.ndarray]":
+    rows = -(-n // columns)
+    figure = a_figure(2.5 * min(n, columns) + 0.8, 2.7 * rows)
+    panels = figure.subplots(rows, min(n, columns), squeeze=False).flatten()
+    for axes in panels[n:]:
+        axes.set_axis_off()
+    return figure, panels[:n]
+
+
+def as_rgba_png(one: Tensor, largest: float) -> str:
+    """A map of differences as a data address: red above zero, blue below, the clearer the less there is, on light and dark alike."""
+    from PIL import Image
+
+    strength = (one.abs() / largest).clamp(0, 1)
+    red, blue = torch.tensor([200, 60, 40]), torch.tensor([40, 110, 200])
+    colour = torch.where((one > 0)[..., None], red, blue)
+    pixels = torch.cat([colour, (255 * strength)[..., None].round().long()], dim=2).to(torch.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels.numpy(), "RGBA").save(out, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def class_colour(c: int) -> tuple[float, float, float]:
+    """A hue for each class: the golden angle keeps neighbours apart, and lightness goes in three steps."""
+    import colorsys
+
+    return colorsys.hls_to_rgb((c * 137.508 % 360) / 360, (0.42, 0.55, 0.34)[c % 3], 0.62)

@@ -1,0 +1,122 @@
+"""A table of text cells, as Markdown, LaTeX, CSV or HTML."""
+
+import csv
+import html
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a cell: `text`, `below` it in small letters, and whether it is the best of its column."""
+
+    text: str
+    below: str = ""
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows under a head. The first column is text, the others are numbers.
+
+    Args:
+        title: what the table shows.
+        notes: sentences under it.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def as_markdown(grid: Grid) -> str:
+    lines = [[_markdown(name) for name in grid.head], ["---", *("---:" for _ in grid.head[1:])]]
+    lines += [[_bold(cell, _markdown, "**", "**") for cell in row] for row in grid.rows]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"### {_markdown(grid.title)}\n\n{text}" + "".join(f"\n{_markdown(note)}\n" for note in grid.notes)
+
+
+def as_latex(grid: Grid) -> str:
+    """A `tabular` with the rules of booktabs."""
+    lines = [" & ".join(_latex(name) for name in grid.head) + r" \\", r"\midrule"]
+    lines += [" & ".join(_bold(cell, _latex, r"\textbf{", "}") for cell in row) + r" \\" for row in grid.rows]
+    body = "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(grid.head) - 1)}}}", r"\toprule", *lines, r"\bottomrule"])
+    notes = "".join(f"% {_one_line(note)}\n" for note in grid.notes)
+    return f"% {_one_line(grid.title)}; needs \\usepackage{{booktabs}}\n{body}\n\\end{{tabular}}\n{notes}"
+
+
+def as_html(grid: Grid) -> str:
+    """A table element that scrolls sideways where it is wider than the page."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in grid.head)
+    rows = "".join(
+        "<tr>" + "".join(_html(cell, "th" if k == 0 else "td") for k, cell in enumerate(row)) + "</tr>" for row in grid.rows
+    )
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in grid.notes)
+    title = html.escape(grid.title)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(grid.title, quote=True)}"><table>'
+        f"<caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+    )
+
+
+def as_rich(grid: Grid) -> "Table":
+    """For a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(grid.title), title_justify="left", caption="\n".join(map(escape, grid.notes)) or None)
+    table.caption_justify = "left"
+    for k, name in enumerate(grid.head):
+        table.add_column(escape(name), justify="right" if k else "left")
+    for row in grid.rows:
+        table.add_row(*(_bold(cell, escape, "[bold]", "[/bold]") for cell in row))
+    return table
+
+
+def as_csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Plain values; nothing where there is none. Text that a spreadsheet would take for a formula gets a quote before it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([["" if value is None else _no_formula(value) for value in row] for row in rows])
+    return out.getvalue()
+
+
+def _no_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _bold(cell: Cell, escape: Callable[[str], str], before: str, after: str) -> str:
+    text = f"{before}{escape(cell.text)}{after}" if cell.bold else escape(cell.text)
+    return f"{text} ({escape(cell.below)})" if cell.below else text
+
+
+def _html(cell: Cell, tag: str) -> str:
+    text = f"<strong>{html.escape(cell.text)}</strong>" if cell.bold else html.escape(cell.text)
+    below = f"<small>{html.escape(cell.below)}</small>" if cell.below else ""
+    return f'<th scope="row">{text}{below}</th>' if tag == "th" else f"<td>{text}{below}</td>"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _markdown(text: str) -> str:
+    text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{c}" if c in "\\|*_`[]" else c for c in text)
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+_LATEX |= {"α": r"$\alpha$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$"}
+_LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
+
+
+def _latex(text: str) -> str:
+    text = _one_line(text).replace("x̂", "\0")
+    return "".join(_LATEX.get(c, c) for c in text).replace("\0", _LATEX["x̂"])

@@ -1,0 +1,200 @@
+"""Transferred knowledge: what the teacher says of each location of a picture, what the student predicts and what it keeps."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from letkd.data import Dataset
+from letkd.distiller import Distiller
+from letkd.functional import pixels
+from letkd.report.opened import batch_of, some
+from letkd.report.sites import Seen, at_rest, look
+
+Entries = list[tuple[int, float]]
+OTHER = -1  # the colour of what is too rare for one of its own
+HUES = 12
+
+
+@dataclass(frozen=True)
+class Location:
+    """One pixel of the map.
+
+    Args:
+        label: its sub-class or cluster.
+        colour: which of the `HUES` marks it: the sub-class's own within its class, else by how frequent the label is in the picture.
+        p_T, p_S: the largest entries, the largest first.
+        kept: what BN-ReLU lets through, the largest entries as shares of the whole; empty where everything is discarded, None
+            where there is no KD layer.
+        added: α‖x'‖/‖x‖ there.
+    """
+
+    label: int
+    colour: int
+    p_T: Entries
+    p_S: Entries
+    kept: Entries | None
+    added: float | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image and its locations, row by row."""
+
+    image: Tensor
+    true: int
+    taken: int
+    locations: list[Location]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A label that many pixels have, and the patches of training images that are nearest to it, the nearest first."""
+
+    label: int
+    share: float
+    patches: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """One site. `per_class` is the number of sub-classes a class, where labels belong to classes."""
+
+    site: str
+    kind: str
+    labels: int
+    per_class: int | None
+    size: tuple[int, int]
+    classes: tuple[str, ...]
+    pictures: list[Picture]
+    templates: list[Template] = field(default_factory=list)
+
+    def name(self, label: int) -> str:
+        """A label as a reader knows it: `3.5` is the fifth sub-class of class 3."""
+        if self.per_class is None:
+            return str(label)
+        return f"{self.classes[label // self.per_class]}.{label % self.per_class + 1}"
+
+
+def _by_centre(seen: Seen) -> tuple[Tensor, Tensor]:
+    supervision: Any = seen.supervision
+    label = seen.p_T().argmax(dim=1)
+    gap = pixels(seen.f_T.to(supervision.rho_.dtype)) - supervision.rho_[label.flatten()]
+    return label, gap.norm(dim=1).reshape(label.shape)
+
+
+def _by_sub_class(seen: Seen) -> tuple[Tensor, Tensor]:
+    supervision: Any = seen.supervision
+    b, _, h, w = seen.f_T.shape
+    z = supervision.z(seen.f_T)
+    label = supervision.h1(z, seen.y.repeat_interleave(h * w))
+    centres = supervision.prototypes_ if supervision.prototypes_online else supervision.rho_
+    return label.reshape(b, h, w), (z - centres.flatten(0, 1)[label]).norm(dim=1).reshape(b, h, w)
+
+
+def _by_activation(seen: Seen) -> tuple[Tensor, Tensor]:
+    largest = seen.f_T.max(dim=1)
+    return largest.indices, -largest.values
+
+
+# By kind of supervision: the label of every pixel [b h w], and how far the pixel is from what stands for that label.
+ASSIGN: dict[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
+    "kmeans": _by_centre,
+    "subclass": _by_sub_class,
+    "conv3x3": _by_activation,
+}
+
+
+def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_from: int = 400) -> list[Knowledge]:
+    """What passes at each fitted site, shown on a few test images and, for the templates, on patches of training images."""
+    shown, originals = batch_of(data, data.test, _spread(data.test.labels, images))
+    near, others = batch_of(data, data.train, some(data.train.labels, patches_from))
+    with at_rest(distiller):
+        taken = distiller.student(shown.x).argmax(dim=1)
+        there, other = look(distiller, shown), look(distiller, near)
+        return [
+            _site(seen, other[role], data, originals, taken, others)
+            for role, seen in there.items()
+            if seen.supervision.is_fitted and seen.supervision.kind in ASSIGN
+        ]
+
+
+def _spread(labels: Tensor, n: int) -> Tensor:
+    """One image each of n classes, spread over all of them."""
+    present = labels.unique().tolist()
+    chosen = sorted({present[k * len(present) // n] for k in range(n)})
+    return torch.stack([(labels == c).nonzero().flatten()[0] for c in chosen])
+
+
+def _site(seen: Seen, near: Seen, data: Dataset, images: Tensor, taken: Tensor, near_images: Tensor) -> Knowledge:
+    M = seen.omega.weight.shape[0]
+    per_class = M // data.num_classes if seen.supervision.kind == "subclass" else None
+    h, w = seen.x.shape[-2:]
+    label, _ = ASSIGN[seen.supervision.kind](seen)
+    pictures = []
+    for b in range(len(seen.x)):
+        locations = _locations(seen.part(slice(b, b + 1)), label[b], per_class)
+        pictures.append(Picture(images[b], int(seen.y[b]), int(taken[b]), locations))
+    return Knowledge(
+        seen.role,
+        seen.supervision.kind,
+        M,
+        per_class,
+        (h, w),
+        data.classes,
+        pictures,
+        nearest_patches(near, near_images),
+    )
+
+
+def _locations(one: Seen, label: Tensor, per_class: int | None) -> list[Location]:
+    often = [k for k, _ in Counter(label.flatten().tolist()).most_common(HUES)]
+    a, p_T = one.a()[0], one.p_T()[0]
+    p_S = torch.softmax(a, dim=0)
+    p = added = None
+    if one.layer is not None and one.uses_knowledge:
+        p = one.p(a[None])[0]
+        x_prime = one.layer.alpha * one.layer.nu(p[None])[0]
+        added = x_prime.norm(dim=0) / one.x[0].norm(dim=0).clamp_min(1e-12)
+    found = []
+    for i in range(label.shape[0]):
+        for j in range(label.shape[1]):
+            k = int(label[i, j])
+            colour = k % per_class % HUES if per_class else (often.index(k) if k in often else OTHER)
+            kept = None if p is None else _top(p[:, i, j] / p[:, i, j].sum().clamp_min(1e-12), 6)
+            ratio = None if added is None else float(added[i, j])
+            found.append(Location(k, colour, _top(p_T[:, i, j], 12), _top(p_S[:, i, j], 6), kept, ratio))
+    return found
+
+
+def _top(values: Tensor, n: int) -> Entries:
+    best = values.topk(min(n, len(values)))
+    return [(int(k), float(v)) for v, k in zip(best.values, best.indices, strict=True) if v > 0]
+
+
+def nearest_patches(seen: Seen, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
+    """For the labels that most pixels have: the nearest pixels, each of another image, as patches three pixels of the map wide."""
+    parts = [ASSIGN[part.supervision.kind](part) for part in seen.parts()]
+    label, distance = torch.cat([one for one, _ in parts]), torch.cat([far for _, far in parts])
+    found = []
+    for k, count in Counter(label.flatten().tolist()).most_common(templates):
+        cut: list[Tensor] = []
+        used: set[int] = set()
+        at = (label == k).nonzero()
+        for b, i, j in at[distance[label == k].argsort()].tolist():
+            if b not in used and len(cut) < patches:
+                used.add(b)
+                cut.append(_patch(images[b], (i, j), (label.shape[1], label.shape[2])))
+        found.append(Template(int(k), count / label.numel(), cut))
+    return found
+
+
+def _patch(image: Tensor, at: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The part of an image under a pixel of the map and its neighbours, black beyond the edge."""
+    (H, W), (h, w) = image.shape[-2:], size
+    high, wide = max(1, H // h), max(1, W // w)
+    padded = torch.nn.functional.pad(image, (wide, wide, high, high))
+    return padded[:, at[0] * high : (at[0] + 3) * high, at[1] * wide : (at[1] + 3) * wide]

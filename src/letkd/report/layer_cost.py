@@ -1,0 +1,78 @@
+"""What the KD layer costs at inference, by its number of templates."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from letkd.layer import KDLayer
+from letkd.models import create_model
+from letkd.models.cost import macs
+from letkd.report.grid import Cell, Grid
+from letkd.report.results import NONE, millions
+from letkd.taps import as_taps, graft, probe
+
+SIZES = (64, 256, 1024, 4096)
+# Supplement, "Effect of the KD layer": how much longer an image takes.
+PAPER = {"intermediate": "about 2 %", 64: "2 %", 4096: "20 %"}
+
+
+def with_layer(model: str, num_classes: int, role: str, K: int) -> nn.Module:
+    """A network with a KD layer at a role, as letKD ships it."""
+    network = create_model(model, num_classes=num_classes)
+    tap = as_taps(network)[role]
+    size: tuple[int, ...] = getattr(network, "input_size", (3, 32, 32))
+    _, found = probe(network, {role: tap}, torch.zeros(1, *size))
+    graft(network, KDLayer(found[role].shape[1], K), after=tap.path)
+    return network
+
+
+def medians(runs: Mapping[str, Callable[[], object]], *, rounds: int = 15) -> dict[str, float]:
+    """Seconds that each takes: the median of turns in which all run once, so that noise falls on all alike."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(rounds + 2):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            if turn > 1:  # the first two warm up
+                taken[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def layer_cost(model: str, num_classes: int, *, K_inter: int = 8, batch: int = 64, rounds: int = 15) -> Grid:
+    """Time, MACs and parameters of a student without a layer, with one at the intermediate site, and with ever larger ones at the end."""
+    bare = create_model(model, num_classes=num_classes)
+    rows = {f"{model} alone": (bare, NONE)}
+    K = K_inter * num_classes
+    rows[f"intermediate, K = {K} ({K_inter} a class)"] = (
+        with_layer(model, num_classes, "intermediate", K),
+        PAPER["intermediate"],
+    )
+    for K in SIZES:
+        rows[f"penultimate, K = {K}"] = (with_layer(model, num_classes, "penultimate", K), PAPER.get(K, NONE))
+    size: Sequence[int] = getattr(bare, "input_size", (3, 32, 32))
+    x = torch.randn(batch, *size, generator=torch.Generator().manual_seed(0))
+    seconds = medians({name: _forward(network.eval(), x) for name, (network, _) in rows.items()}, rounds=rounds)
+    first, *_ = seconds.values()
+    cells = []
+    for name, (network, paper) in rows.items():
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        longer = NONE if network is bare else f"{100 * (seconds[name] / first - 1):+.0f} %".replace("-", "−")
+        numbers = [f"{1000 * seconds[name] / batch:.3f} ms", longer, paper, millions(macs(network, x[:1])), f"{parameters:,}"]
+        cells.append([Cell(name), *(Cell(number) for number in numbers)])
+    notes = [
+        f"Time of an image in batches of {batch}, median of {rounds} rounds on this machine with {torch.get_num_threads()} thread(s); the "
+        "paper's is of another machine."
+    ]
+    head = ["student", "time an image", "longer by", "paper: longer by", "MACs", "parameters"]
+    return Grid("Cost of the KD layer at inference (supplement 1.2)", head, cells, notes)
+
+
+def _forward(network: nn.Module, x: Tensor) -> Callable[[], object]:
+    def run() -> object:
+        with torch.inference_mode():
+            return network(x)
+
+    return run

@@ -1,0 +1,134 @@
+"""A finished run opened again: its data, its student, its trained distiller; each only where what it needs is at hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from letkd.batch import Batch
+from letkd.data import AnySplit, Augment, Dataset, Loader
+from letkd.data.loader import normalise
+from letkd.distiller import Distiller
+from letkd.errors import CheckpointError, LetkdError, RunError
+from letkd.models import list_models
+from letkd.models.cost import macs
+from letkd.report.collect import Run
+from letkd.student import load_student, read_header
+from letkd.train.build import build_distiller, build_network, read_data
+from letkd.train.checkpoint import NAME
+from letkd.train.evaluate import Predictions, predict
+
+What = TypeVar("What")
+PREDICTIONS = "predictions.safetensors"
+
+
+@dataclass
+class Opened:
+    """Opens runs for a report and remembers, by sentence, what could not be opened.
+
+    Args:
+        root: folder of the data sets' files, instead of the one that each recipe names.
+        trust: also build networks of the user's own, which a recipe names as `file.py:function`; that runs their code.
+    """
+
+    root: Path | None = None
+    trust: bool = False
+    missing: list[str] = field(default_factory=list)
+    _data: dict[str, Dataset] = field(default_factory=dict)
+
+    def attempt(self, what: str, open_it: Callable[[], What]) -> What | None:
+        """What `open_it` gives; None, and a sentence for the reader, where something it needs is not there."""
+        try:
+            return open_it()
+        except (LetkdError, OSError) as error:
+            sentence = f"{what} left out: {str(error).splitlines()[0]}"
+            if sentence not in self.missing:
+                self.missing.append(sentence)
+            return None
+
+    def data(self, run: Run) -> Dataset:
+        """The run's data set, read once for all runs that share it."""
+        recipe = run.recipe
+        if self.root is not None:
+            recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(self.root)})})
+        key = recipe.data.model_dump_json()
+        if key not in self._data:
+            self._data[key] = read_data(recipe)
+        return self._data[key]
+
+    def student(self, run: Run) -> nn.Module:
+        """The student as it ships."""
+        path = run.path / "student.safetensors"
+        if not path.exists():
+            raise RunError(f"{run.path} has no student.safetensors; finish the run with the command that started it")
+        return load_student(path, model=run.recipe.student.model if self.trust else None)
+
+    def teacher(self, run: Run) -> nn.Module:
+        """The teacher that a run learnt from."""
+        if run.recipe.teacher is None or run.recipe.teacher.weights is None:
+            raise RunError(f"{run.path} had no teacher")
+        self._must_be_known(run)
+        return build_network(run.recipe.teacher, self.data(run)).eval()
+
+    def macs(self, run: Run) -> int:
+        """Multiply-accumulates of the student as it ships, for one image."""
+        student = self.student(run)
+        size = getattr(student, "input_size", None) or (3, *self.data(run).image_size)
+        return macs(student, torch.zeros(1, *size))
+
+    def classes(self, run: Run) -> tuple[str, ...]:
+        """The names of the classes, as the student's file has them."""
+        header = read_header(run.path / "student.safetensors")
+        return tuple(str(name) for name in header.get("classes") or range(header["num_classes"]))
+
+    def predictions(self, run: Run) -> Predictions:
+        """What the student takes the test images for: from the run's own file, or by running it."""
+        held = run.path / PREDICTIONS
+        if held.exists():
+            return Predictions.load(held)
+        data = self.data(run)
+        loader = Loader(data.test, max(run.recipe.data.batch_size, 128), mean=data.mean, std=data.std)
+        return predict(self.student(run), loader, description=f"test images of {run.path.name}")
+
+    def distiller(self, run: Run) -> Distiller:
+        """Student, teacher, templates and fitted supervision as the last checkpoint has them."""
+        self._must_be_known(run)
+        path = run.path / "last" / NAME
+        if not path.exists():
+            raise RunError(f"{run.path} has no checkpoint in {path.parent.name}/, and the templates are in it")
+        distiller = build_distiller(run.recipe, self.data(run))
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = [name for name in file.keys() if name.startswith("module.")]  # noqa: SIM118 - safe_open is no dict
+                distiller.load_state_dict({name.removeprefix("module."): file.get_tensor(name) for name in names})
+        except (SafetensorError, RuntimeError) as error:
+            raise CheckpointError(f"{path} does not fit its recipe: {str(error).splitlines()[0]}") from None
+        return distiller.eval()
+
+    def _must_be_known(self, run: Run) -> None:
+        for network in (run.recipe.student, run.recipe.teacher):
+            if network is not None and network.model not in list_models() and not self.trust:
+                raise RunError(
+                    f"{run.path} names the network {network.model!r}, which is none of the zoo, and code is not run because a "
+                    "file names it; where you trust it, add --trust"
+                )
+
+
+def some(labels: Tensor, n: int) -> Tensor:
+    """The places of n images, the same number of every class as far as it goes, the first of each class first; sorted by class."""
+    rank = torch.zeros_like(labels)
+    for c in labels.unique():
+        at = (labels == c).nonzero().flatten()
+        rank[at] = torch.arange(len(at))
+    order = sorted(range(len(labels)), key=lambda i: (int(rank[i]), int(labels[i])))[:n]
+    return torch.tensor(sorted(order, key=lambda i: (int(labels[i]), i)), dtype=torch.int64)
+
+
+def batch_of(data: Dataset, split: AnySplit, index: Tensor) -> tuple[Batch, Tensor]:
+    """Images of a split, normalised and not augmented; and as they are, uint8 `[b 3 h w]`."""
+    images = next(iter(split.read([(index, ())], Augment())))
+    return Batch(normalise(images, data.mean, data.std), split.labels[index], index), images

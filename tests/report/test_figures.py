@@ -1,0 +1,135 @@
+"""Figures by what is in their axes: curves, classes, features, correlations."""
+
+import numpy as np
+import pytest
+import torch
+
+from letkd.batch import Batch
+from letkd.errors import TapError
+from letkd.models import create_model
+from letkd.models.cost import macs
+from letkd.recipes import resolve
+from letkd.report.charts import Chart, Series, draw, draw_all
+from letkd.report.classes import class_chart, confusion_matrix, confusions, per_class
+from letkd.report.collect import Group, Run
+from letkd.report.curves import curves, health_charts
+from letkd.report.features import answer, correlation_difference, draw_differences, draw_planes, in_the_plane
+from letkd.train.evaluate import Predictions, predict
+from tests.conftest import Net, a_stream
+
+
+def group(method: str, *seeds: list[dict]) -> Group:
+    recipe = resolve("digits/tiny", method=method)
+    return Group(recipe.title, "digits/tiny", method, [Run(None, recipe, None, rows) for rows in seeds])
+
+
+def rows(*values: float, **more) -> list[dict]:
+    return [
+        {"epoch": k, "lr": 0.1 / k, "train_top1": v, "loss": v, "ce": v, "val_top1": v, **more} for k, v in enumerate(values, 1)
+    ]
+
+
+def test_a_curve_is_the_mean_over_seeds_with_the_range_around_it():
+    one, other = group("ce", rows(10, 20), rows(30, 50)), group("kd", rows(1, 2, 3, kd=7.0))
+    charts = {chart.key: chart for chart in curves("digits/tiny", [one, other])}
+    axes = draw(charts["val"]).axes[0]
+    (x, y), (_, y2) = (line.get_data() for line in axes.lines)
+    assert list(x) == [1, 2, 3]
+    assert list(y[:2]) == [20, 35]
+    assert np.isnan(y[2]), "that run has no third epoch"
+    assert list(y2) == [1, 2, 3]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == (10, 50)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Student", "KD"]
+    assert draw(charts["lr"]).axes[0].get_yscale() == "log"
+    losses = charts["loss-digits-tiny-kd"]
+    assert [series.name for series in losses.series] == ["loss", "ce", "kd"]
+    assert "ce × 0.1, kd × 0.9" in losses.note
+    panels = draw_all([charts["val"], charts["train"]], title="both").axes
+    assert [panel.get_title(loc="left") for panel in panels] == ["Validation accuracy", "Training accuracy (augmented images)"]
+
+
+def test_health_has_a_chart_for_each_value_of_each_site():
+    health = {"penultimate": {"used": 4.0, "discarded": 0.5}, "intermediate": {"used": 3.0}}
+    charts = health_charts("digits/tiny", [group("ce", rows(1)), group("letkd-2", rows(1, 2, health=health))])
+    assert {chart.key: [list(series.y) for series in chart.series] for chart in charts} == {
+        "health-penultimate-used": [[4.0, 4.0]],
+        "health-penultimate-discarded": [[50.0, 50.0]],
+        "health-intermediate-used": [[3.0, 3.0]],
+    }
+    assert charts[0].series[0].colour == 1, "a method has one colour in all charts"
+
+
+def test_classes_and_confusions_by_counting():
+    alone = [
+        Predictions(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 0, 2])),
+        Predictions(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 0, 2])),
+    ]
+    taught = [Predictions(torch.tensor([0, 0, 2, 2]), torch.tensor([0, 0, 0, 2]))]
+    one, other = confusion_matrix(alone, 3), confusion_matrix(taught, 3)
+    assert one.tolist() == [[1, 2, 0], [0, 0, 0], [0.5, 0, 0.5]]
+    assert per_class(one) == [pytest.approx(100 / 3), None, 50.0]
+    found = confusions(one, other, ("a", "b", "c"))
+    assert [(c.true, c.taken, c.fixed) for c in found] == [("a", "b", 2.0), ("c", "a", 0.5), ("a", "c", -1.0)]
+    chart = class_chart("p", {"alone": one, "taught": other}, ("a", "b", "c"), {"alone": 0, "taught": 1}, most=2)
+    assert list(chart.x) == ["a", "c"]
+    assert "2 of 3 classes" in chart.note
+    points = [collection.get_offsets().tolist() for collection in draw(chart).axes[0].collections]
+    assert points[1] == [[pytest.approx(200 / 3), 0], [100.0, 1]]
+
+
+def test_predictions_are_the_models_and_keep_the_order_of_the_images(tmp_path):
+    stream = a_stream()
+    model = Net(4).train()
+    found = predict(model, reversed(stream))
+    assert model.training
+    expected = torch.cat([model.eval()(batch.x).argmax(dim=1) for batch in stream])
+    assert torch.equal(found.predicted, expected)
+    assert torch.equal(found.labels, torch.cat([batch.y for batch in stream]))
+    found.save(tmp_path / "predictions.safetensors")
+    again = Predictions.load(tmp_path / "predictions.safetensors")
+    assert torch.equal(again.predicted, found.predicted)
+    assert torch.equal(again.labels, found.labels)
+
+
+def test_the_plane_is_the_first_two_principal_components():
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 5, 1, 1, 0.5, 0.1])
+    from sklearn.decomposition import PCA
+
+    ours, theirs = in_the_plane(x), PCA(2).fit_transform(x.numpy())
+    for k in range(2):
+        assert abs(np.corrcoef(ours[:, k], theirs[:, k])[0, 1]) == pytest.approx(1, abs=1e-4)
+    assert np.abs(ours).max() == pytest.approx(1)
+    assert in_the_plane(x[:, :1]).shape == (40, 2), "one feature makes a line"
+    mapped = in_the_plane(x, "tsne")
+    assert mapped.shape == (40, 2)
+    assert not np.allclose(np.abs(mapped), np.abs(ours), atol=0.1)
+
+
+def test_feature_and_correlation_figures_hold_their_data():
+    student = create_model("resnet8_tiny", num_classes=10)
+    batch = Batch(torch.randn(6, 3, 32, 32), torch.arange(6))
+    found = answer(student, batch, step=4)
+    torch.testing.assert_close(found.logits, student.eval()(batch.x))
+    torch.testing.assert_close(student.fc(found.pooled), found.logits)
+    plane = in_the_plane(found.pooled)
+    panel = draw_planes({"Teacher": plane, "Student": -plane}, batch.y, tuple("0123456789")).axes[1]
+    np.testing.assert_allclose(panel.collections[0].get_offsets(), -plane)
+    other = found.logits.clone()
+    other[:, 0] = -other[:, 0]
+    difference = correlation_difference(found.logits, other)
+    expected = np.corrcoef(found.logits.detach().double().T) - np.corrcoef(other.detach().double().T)
+    np.testing.assert_allclose(difference.detach(), expected, atol=1e-9)
+    image = draw_differences({"KD": difference.detach()}).axes[0].images[0].get_array()
+    np.testing.assert_allclose(image, expected, atol=1e-9)
+    with pytest.raises(TapError, match="Net names no place 'pooled'"):
+        answer(Net(3), Batch(*a_stream()[0].__dict__.values()))
+
+
+def test_macs_by_hand():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(4 * 25, 7))
+    assert macs(net, torch.zeros(1, 3, 5, 5)) == 25 * 4 * 27 + 100 * 7
+
+
+def test_a_chart_of_one_series_needs_no_legend():
+    assert draw(Chart("k", "t", "x", "y", [1, 2], [Series("a", [1.0, None])])).axes[0].get_legend() is None

@@ -1,0 +1,164 @@
+"""Runs as rows and columns: the paper's order, its numbers, what is missing, and each format's own escapes."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from letkd.errors import RunError, UnsupportedPair
+from letkd.methods import KD, METHODS
+from letkd.recipes import list_methods, resolve
+from letkd.report.collect import find_groups
+from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
+from letkd.report.paper import ORDER, paper_results, place
+from letkd.report.results import HEAD, best_of, detail, matrix, plain
+from letkd.train.runs import Result, RunFolder
+from letkd.train.trials import compare
+
+PAIR = "cifar100/rn56-rn20"
+
+
+def a_run(folder: Path, cell: str, test: float | None, *, seed: int = 0, settings: tuple[str, ...] = (), **overrides) -> None:
+    """A run folder as a finished run leaves it, without networks."""
+    recipe = resolve(cell, settings=settings, overrides={"train.seed": seed, **overrides})
+    run = RunFolder(folder, recipe)
+    with run.begin():
+        run.log({"epoch": 1, "lr": 0.05, "train_top1": 1.0, "loss": 2.0, "ce": 2.0, "val_top1": None, "seconds": 1.0})
+        if test is not None:
+            run.finish(Result(test, 99.0, None, None, None, test + 1, 1000, 1, 7200.0))
+
+
+def test_the_order_is_the_papers():
+    assert set(ORDER) == set(list_methods())
+    tables: dict[str, list[str]] = {}
+    for cell in paper_results():
+        data, pair, method = cell.split("/")
+        if data in ("cifar100", "tiny-imagenet", "imagenet"):
+            tables.setdefault(f"{data}/{pair}", []).append(method)
+    for held in tables.values():
+        main = [method for method in held if place(method) <= place("letkd-2")]
+        assert main == sorted(main, key=place)
+    assert place("a method of somebody's own") == place(None) > place("fitnet-letkd-1")
+
+
+def test_rows_columns_means_and_the_papers_numbers(tmp_path):
+    for seed, test in enumerate((72.0, 74.0)):
+        a_run(tmp_path / f"a/{seed}", f"{PAIR}/letkd-2", test, seed=seed)
+        a_run(tmp_path / f"b/{seed}", f"{PAIR}/at", test - 3, seed=seed)
+    a_run(tmp_path / "c", "cifar100/rn110-rn32/letkd-2", 70.5)
+    a_run(tmp_path / "d", f"{PAIR}/ce", 69.0)
+    groups = find_groups([tmp_path])
+    assert [(group.pair, group.title, len(group.runs)) for group in groups] == [
+        ("cifar100/rn110-rn32", "letKD-2", 1),
+        (PAIR, "Student", 1),
+        (PAIR, "AT", 2),
+        (PAIR, "letKD-2", 2),
+    ]
+    text = as_markdown(matrix(groups))
+    assert "| letKD-2 | 70.50 (1) (paper 74.62 ± 0.20) | **73.00 ± 1.41 (2)** (paper 73.27 ± 0.16) |" in text
+    assert "| AT | – | 70.00 ± 1.41 (2) (paper 70.55) |" in text
+    grid = detail(PAIR, groups[1:], {groups[3].key: 40_810_000})
+    assert grid.head == [
+        "method",
+        "test %, last epoch",
+        "n",
+        "test %, best on val.",
+        "paper",
+        "parameters",
+        "MACs",
+        "time a run",
+    ]
+    assert [cell.text for cell in grid.rows[2]] == [
+        *("letKD-2", "73.00 ± 1.41", "2", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
+    ]
+    assert [row[1].bold for row in grid.rows] == [False, False, True]
+    rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
+    assert (rows[3]["pair"], rows[3]["n"], float(rows[3]["last_test_mean"]), rows[3]["paper_mean"]) == (
+        PAIR,
+        "2",
+        73.0,
+        "73.27",
+    )
+    assert rows[0]["last_test_std"] == ""
+
+
+def test_a_teacher_stands_with_the_pairs_of_its_students_and_does_not_compete(tmp_path):
+    a_run(tmp_path / "t", "cifar100/rn110-rn32/teacher", 99.0)
+    a_run(tmp_path / "s", "cifar100/rn110-rn20/kd", 70.0)
+    a_run(tmp_path / "u", "cifar100/rn110-rn20/ce", 70.001)
+    groups = find_groups([tmp_path])
+    assert [(group.pair, group.title) for group in groups] == [
+        ("cifar100/rn110-rn20", "Teacher"),
+        ("cifar100/rn110-rn20", "Student"),
+        ("cifar100/rn110-rn20", "KD"),
+    ]
+    assert best_of(groups) == {groups[1].key, groups[2].key}, "equal as printed"
+
+
+def test_other_settings_make_another_row_and_are_told(tmp_path):
+    key = "methods.letkd.sites.intermediate.supervision.K"
+    a_run(tmp_path / "a", f"{PAIR}/letkd-2", 73.0)
+    a_run(tmp_path / "b", f"{PAIR}/letkd-2", 72.0, settings=(f"{key}=16",))
+    groups = find_groups([tmp_path])
+    assert [group.title for group in groups] == [
+        "letKD-2 (letkd.sites.intermediate.supervision.K 16)",
+        "letKD-2 (letkd.sites.intermediate.supervision.K 8)",
+    ]
+    notes = " ".join(detail(PAIR, groups, {}).notes)
+    assert f"settings other than the recipe's: {key} = 16." in notes
+
+
+def test_what_is_not_finished_is_not_counted(tmp_path):
+    a_run(tmp_path / "0", f"{PAIR}/kd", 70.0)
+    a_run(tmp_path / "1", f"{PAIR}/kd", None, seed=1)
+    (group,) = find_groups([tmp_path])
+    grid = detail(PAIR, [group], {})
+    assert grid.rows[0][2].text == "1"
+    assert "KD: 1 of 2 runs not finished, and not counted." in grid.notes
+
+
+def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path, monkeypatch):
+    class Refuses(KD):
+        def build(self, student, teacher):
+            raise UnsupportedPair("the moon is in the wrong house")
+
+    monkeypatch.setitem(METHODS, "kd", Refuses)
+    small = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
+    compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
+    group = next(group for group in find_groups([tmp_path]) if group.method == "kd")
+    assert matrix([group]).rows[0][1].text == "–"
+    assert detail("x", [group], {}).notes[1:] == ["KD does not serve this pair: the moon is in the wrong house."]
+    monkeypatch.undo()
+    compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
+    assert not list(tmp_path.rglob("note.json")), "once it runs, the note is gone"
+
+
+def test_folders_without_runs_are_told(tmp_path):
+    with pytest.raises(RunError, match=r"holds no run: there is no recipe\.toml"):
+        find_groups([tmp_path])
+    with pytest.raises(RunError, match="is no folder"):
+        find_groups([tmp_path / "nowhere"])
+    a_run(tmp_path / "run", f"{PAIR}/kd", 70.0)
+    (tmp_path / "run" / "result.json").write_text('{"last_test": 1')
+    with pytest.raises(RunError, match=r"result\.json is damaged"):
+        find_groups([tmp_path])
+
+
+def test_a_run_that_a_kill_cut_off_is_read(tmp_path):
+    a_run(tmp_path / "run", f"{PAIR}/kd", None)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "lo')
+    (group,) = find_groups([tmp_path])
+    assert [row["epoch"] for row in group.runs[0].rows] == [1]
+
+
+def test_every_format_escapes_what_it_must():
+    grid = Grid("a_b & <c>", ["50 %", "x"], [[Cell("a|b_{c}", bold=True), Cell("<i>", below="α ± 1")]], ["note_1 <b>"])
+    markdown, latex, page = as_markdown(grid), as_latex(grid), as_html(grid)
+    assert "| **a\\|b\\_{c}** | &lt;i> (α ± 1) |" in markdown
+    assert r"50 \% & x \\" in latex
+    assert r"\textbf{a|b\_\{c\}} & <i> ($\alpha$ $\pm$ 1) \\" in latex
+    assert '<th scope="row"><strong>a|b_{c}</strong></th><td>&lt;i&gt;<small>α ± 1</small></td>' in page
+    assert "<b>" not in page
+    assert as_csv(["a"], [["=1+1"], [-1.5], [None]]) == 'a\n\'=1+1\n-1.5\n""\n'
