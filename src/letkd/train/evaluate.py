@@ -1,6 +1,6 @@
 """A classifier on a split: its accuracy, and what it takes each image for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.errors import RunError
 from letkd.files import write_whole
-from letkd.processes import objects_of_all, sum_of_all
+from letkd.processes import objects_of_all
 from letkd.progress import track
 from letkd.taps import as_logits
 
@@ -28,33 +28,36 @@ class Accuracy:
     n: int
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "evaluating") -> Accuracy:
     """Run a classifier in eval mode over a split, each image once; its train/eval mode is left as it was.
 
     Of several processes each goes over its own part; all of them get the accuracy on the whole.
     """
+    counts = torch.zeros(4, dtype=torch.float64)  # images, right, among the best five, loss: exact up to 2^53 images
+    for batch, logits in _answers(model, loader, description):
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.y[:, None]
+        loss = F.cross_entropy(logits, batch.y, reduction="sum")
+        counts += (
+            torch.stack([best.new_tensor(len(best), dtype=torch.float64), best[:, 0].sum(), best.sum(), loss]).double().cpu()
+        )
+    n, top1, top5, loss = torch.stack(objects_of_all(counts)).sum(dim=0).tolist()
+    return Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), int(n))
+
+
+@torch.no_grad()
+def _answers(model: nn.Module, loader: Iterable[Batch], description: str) -> Iterator[tuple[Batch, Tensor]]:
+    """Every batch, where the model is, with the logits that it gives in eval mode."""
     like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(0))
-    device = like.device
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    n, top1, top5, loss = 0, 0, 0, 0.0
     try:
         for item in track(loader, description):
-            batch = Batch.of(item).to(device)
-            if not len(batch.y):
-                continue  # this process's share of a batch with fewer images than processes
-            logits = as_logits(model(batch.x.to(like.dtype)), model).float()
-            best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.y[:, None]
-            top1 += int(best[:, 0].sum())
-            top5 += int(best.sum())
-            loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
-            n += len(batch.y)
+            batch = Batch.of(item).to(like.device)
+            if len(batch.y):  # a process's share may be empty, where a batch has fewer images than there are processes
+                yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()
     finally:
         for module, mode in modes.items():
             module.training = mode
-    n, top1, top5, loss = sum_of_all(torch.tensor([n, top1, top5, loss], dtype=torch.float64, device=device)).tolist()
-    return Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), int(n))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,27 +89,15 @@ class Predictions:
             ) from None
 
 
-@torch.no_grad()
 def predict(model: nn.Module, loader: Iterable[Batch], *, description: str = "predicting") -> Predictions:
     """What a classifier in eval mode takes each image for; its train/eval mode is left as it was.
 
     Of several processes each goes over its own part; all of them get the whole, in the order of the images' indices.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     rows: list[tuple[int, int, int]] = []
-    try:
-        for item in track(loader, description):
-            batch = Batch.of(item).to(device)
-            if not len(batch.y):
-                continue
-            predicted = as_logits(model(batch.x), model).argmax(dim=1)
-            index = torch.arange(len(rows), len(rows) + len(batch.y)) if batch.index is None else batch.index
-            rows += zip(index.tolist(), predicted.tolist(), batch.y.tolist(), strict=True)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    for batch, logits in _answers(model, loader, description):
+        index = torch.arange(len(rows), len(rows) + len(batch.y)) if batch.index is None else batch.index
+        rows += zip(index.tolist(), logits.argmax(dim=1).tolist(), batch.y.tolist(), strict=True)
     every = sorted(row for part in objects_of_all(rows) for row in part)
     return Predictions(
         torch.tensor([predicted for _, predicted, _ in every], dtype=torch.int64),

@@ -13,19 +13,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from letkd.data import Dataset
+from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.errors import DataError, NonFiniteError, Stopped
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
 from letkd.recipes.schema import Recipe
+from letkd.report.health import health
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
-from letkd.train.evaluate import Accuracy, evaluate
+from letkd.train.evaluate import Accuracy, evaluate, predict
 from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
 from letkd.train.stop import Wish, polite_stop
@@ -89,6 +90,7 @@ class _Run:
         self.batches = train_loader(self.recipe, data, rank=fabric.global_rank, world=fabric.world_size)
         self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
         self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
+        self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
         self.state = self._resume()
         self.began = time.monotonic() - self.state.seconds
         self.saved, self.save_seconds = time.monotonic(), 60 * save_minutes
@@ -209,7 +211,9 @@ class _Run:
                 save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
         row |= {name: value / steps for name, value in sums.items()}
-        return row | {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        found = health(self.distiller, self.sample.to(self.fabric.device)) if self.fabric.is_global_zero else {}
+        return row | ({"health": found} if found else {})
 
     def _same_batch_norms(self) -> None:
         """The first process's running statistics are the run's, as DDP has it; before an evaluation all take them."""
@@ -218,11 +222,13 @@ class _Run:
                 dist.broadcast(buffer, src=0)
 
     def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
-        part = getattr(self.data, split)
-        if not len(part):
+        if not len(getattr(self.data, split)):
             return None
-        loader = eval_loader(self.recipe, self.data, part, rank=self.fabric.global_rank, world=self.fabric.world_size)
-        return evaluate(student, loader, description=f"evaluating on {split}")
+        return evaluate(student, self._loader(split), description=f"evaluating on {split}")
+
+    def _loader(self, split: str) -> Loader:
+        part = getattr(self.data, split)
+        return eval_loader(self.recipe, self.data, part, rank=self.fabric.global_rank, world=self.fabric.world_size)
 
     def _finish(self) -> Result:
         recipe, run, data, state = self.recipe, self.run, self.data, self.state
@@ -231,6 +237,7 @@ class _Run:
         last, held = self._evaluate(student, "test"), self._evaluate(student, "val")
         if last is None:
             raise DataError(f"{data.name} has no test images, so there is nothing to report")
+        found = predict(student, self._loader("test"), description="what it takes the test images for")
         if self.fabric.is_global_zero:
             save_student(
                 student,
@@ -241,6 +248,7 @@ class _Run:
                 mean=data.mean,
                 std=data.std,
             )
+            found.save(run.predictions)
         wait_for_all()
         best = None
         if run.best_on_validation.exists():
@@ -287,9 +295,12 @@ def _fabric(recipe: Recipe) -> "Fabric":
 
 def _meet_anew(restart: int) -> None:
     """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
-    store, rank, world = next(iter(dist.rendezvous("env://")))
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world = next(iter(rendezvous("env://")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
+    dist.init_process_group(backend, store=PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
 
 
 def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:

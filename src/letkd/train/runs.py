@@ -101,6 +101,11 @@ class RunFolder:
         return self.path / "student.safetensors"
 
     @property
+    def predictions(self) -> Path:
+        """What the student takes each test image for."""
+        return self.path / "predictions.safetensors"
+
+    @property
     def best_on_validation(self) -> Path:
         return self.path / "best_on_validation.safetensors"
 
