@@ -1,7 +1,6 @@
 """INT8: an exported ONNX student with whole numbers for weights and activations, calibrated on training images, measured."""
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,15 +9,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from letkd.batch import Batch
 from letkd.data import AnySplit, Augment
 from letkd.data.loader import normalise
 from letkd.deploy.export import quietly
 from letkd.deploy.facts import KEY, Facts
-from letkd.deploy.runners import need, onnx_runner
+from letkd.deploy.runners import Runner, need, onnx_runner
 from letkd.deploy.source import images_at
 from letkd.deploy.speed import interleaved
-from letkd.train.evaluate import evaluate
 
 CALIBRATION = 512
 BATCH = 64
@@ -86,7 +83,7 @@ def calibration_images(split: AnySplit) -> UInt8[Tensor, "n 3 h w"]:
 def measure(before: bytes, after: bytes, test: AnySplit) -> Quantised:
     """Both files on the test split, and beside each other."""
     runners = [onnx_runner(content, "the exported student") for content in (before, after)]
-    accuracies = [evaluate(runner, _Raw(test), description="accuracy").top1 for runner in runners]
+    accuracies = [_accuracy(runner, test) for runner in runners]
     seconds = {}
     for batch in (1, 128):
         images = images_at(test, torch.arange(min(batch, len(test))))
@@ -95,16 +92,11 @@ def measure(before: bytes, after: bytes, test: AnySplit) -> Quantised:
     return Quantised((accuracies[0], accuracies[1]), seconds, (len(before), len(after)))
 
 
-class _Raw:
-    """Batches of images as they are; a `Runner` normalises them itself where its model does not."""
-
-    def __init__(self, split: AnySplit):
-        self.split = split
-
-    def __len__(self) -> int:
-        return -(-len(self.split) // BATCH)
-
-    def __iter__(self) -> Iterator[Batch]:
-        parts = torch.arange(len(self.split)).split(BATCH)
-        for index, images in zip(parts, self.split.read([(part, ()) for part in parts], Augment()), strict=True):
-            yield Batch(images, self.split.labels[index])
+def _accuracy(runner: Runner, split: AnySplit) -> float:
+    """In per cent, of a model that takes images as they are."""
+    parts = torch.arange(len(split)).split(BATCH)
+    read = split.read([(part, ()) for part in parts], Augment())
+    right = [
+        int((runner(images).argmax(dim=1) == split.labels[index]).sum()) for index, images in zip(parts, read, strict=True)
+    ]
+    return 100 * sum(right) / max(len(split), 1)
