@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from letkd.data import Dataset, Loader
+from letkd.data import Dataset, FileSplit, Loader
 from letkd.distiller import Distiller
 from letkd.errors import DataError, NonFiniteError, Stopped
 from letkd.models import load_weights, save_weights
@@ -247,6 +247,8 @@ class _Run:
                 classes=data.classes,
                 mean=data.mean,
                 std=data.std,
+                size=data.image_size,
+                resize=data.train.resize if isinstance(data.train, FileSplit) else None,
             )
             found.save(run.predictions)
         wait_for_all()
