@@ -279,10 +279,9 @@ def _finish(supervision: Supervision) -> None:
     fitted, supervision.report_ = from_first((fitted, supervision.report_))
     if isinstance(fitted, LetkdError):
         raise fitted
-    if rank() > 0:
-        supervision.reset()
-        for name, value in fitted.items():
-            setattr(supervision, name, value)
+    supervision.reset()  # in the first process, too: all end in the same state, down to what is worked out later
+    for name, value in fitted.items():
+        setattr(supervision, name, value)
     return None
 
 
