@@ -81,7 +81,7 @@ class CRDBank(Supervision):
     Z_T_: Tensor
     draws_: Tensor
     _order: Tensor | None
-    _count: Tensor
+    _count: Tensor | None
 
     def __init__(self, feat_dim: int = 128, K: int = 16384, *, momentum: float = 0.5, memory: int = 2**30, seed: int = 0):
         super().__init__()
@@ -100,7 +100,7 @@ class CRDBank(Supervision):
 
     def _begin(self, N: int | None) -> None:
         """New banks of N rows, or none."""
-        self._order = None
+        self._order = self._count = None
         state: dict[str, Tensor | None] = dict.fromkeys(STATE)
         if N is not None:
             self._check_memory(N)
@@ -165,7 +165,7 @@ class CRDBank(Supervision):
 
     def _sort(self) -> tuple[Tensor, Tensor]:
         """Images ordered by class, and the size of each class: a class is a range there, and all others are what is left."""
-        if self._order is None:
+        if self._order is None or self._count is None:
             self._order, self._count = self.y_.argsort(stable=True), torch.bincount(self.y_)
             self._negatives = min(self.K, self.N - int(self._count.max()))
         return self._order, self._count
