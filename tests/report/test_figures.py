@@ -133,3 +133,8 @@ def test_macs_by_hand():
 
 def test_a_chart_of_one_series_needs_no_legend():
     assert draw(Chart("k", "t", "x", "y", [1, 2], [Series("a", [1.0, None])])).axes[0].get_legend() is None
+
+
+def test_a_loss_that_is_no_number_is_a_gap_on_the_page():
+    chart = Chart("k", "t", "x", "y", [1, 2], [Series("a", [float("nan"), 1 / 3])])
+    assert chart.as_json()["series"][0]["y"] == [None, 0.333333]

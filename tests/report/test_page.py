@@ -14,6 +14,7 @@ from letkd.report.opened import Opened
 from letkd.report.write import write_report
 from letkd.train.runs import RunFolder
 from tests.report.browser import Browser
+from tests.report.test_tables import a_run
 
 
 @pytest.fixture
@@ -184,3 +185,29 @@ def test_text_from_files_is_text(browser, tmp_path):
     assert browser.complaints() == []
     assert browser.run("document.images.length") == 0
     assert evil in browser.run("document.querySelector('#results tbody').textContent")
+
+
+def test_several_pairs_share_a_table_and_each_has_its_own_part(browser, tmp_path):
+    for cell in ("cifar100/rn56-rn20/letkd-2", "cifar100/rn110-rn32/letkd-2", "cifar100/rn110-rn32/at"):
+        a_run(tmp_path / cell.replace("/", "-"), cell, 70.0)
+    browser.open(write_report([tmp_path], tmp_path / "out"), width=390)
+    assert browser.complaints() == []
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    captions = browser.run("[...document.querySelectorAll('#results caption')].map((c) => c.textContent)")
+    assert captions == ["Methods by pairs", "cifar100/rn110-rn32", "cifar100/rn56-rn20"]
+    rows = browser.run("[...document.querySelectorAll('#results tbody')][0].innerText.split(/[\\t\\n]+/)")
+    assert rows == [
+        "AT",
+        "70.00 (1)",
+        "paper 72.31",
+        "–",
+        "letKD-2",
+        "70.00 (1)",
+        "paper 74.62 ± 0.20",
+        "70.00 (1)",
+        "paper 73.27 ± 0.16",
+    ]
+    assert browser.run("[...document.querySelectorAll('#curves h3')].map((c) => c.textContent)") == captions[1:]
+    told = browser.run("document.querySelector('#made').innerText")
+    assert "MACs of AT left out" in told
+    assert "has no student.safetensors; finish the run" in told

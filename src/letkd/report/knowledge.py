@@ -13,6 +13,7 @@ from letkd.distiller import Distiller
 from letkd.functional import pixels
 from letkd.report.opened import batch_of, some
 from letkd.report.sites import Seen, at_rest, look
+from letkd.taps import as_logits
 
 Entries = list[tuple[int, float]]
 OTHER = -1  # the colour of what is too rare for one of its own
@@ -111,9 +112,11 @@ ASSIGN: dict[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
 def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_from: int = 400) -> list[Knowledge]:
     """What passes at each fitted site, shown on a few test images and, for the templates, on patches of training images."""
     shown, originals = batch_of(data, data.test, _spread(data.test.labels, images))
-    near, others = batch_of(data, data.train, some(data.train.labels, patches_from))
+    height, width = data.image_size
+    few = max(24, min(patches_from, 2**19 // (height * width)))  # large images take much memory in both networks
+    near, others = batch_of(data, data.train, some(data.train.labels, few))
     with at_rest(distiller):
-        taken = distiller.student(shown.x).argmax(dim=1)
+        taken = as_logits(distiller.student(shown.x), distiller.student).argmax(dim=1)
         there, other = look(distiller, shown), look(distiller, near)
         return [
             _site(seen, other[role], data, originals, taken, others)

@@ -68,7 +68,7 @@ def health_of(book: Book, pair: str, groups: Sequence[Group]) -> str:
     charts = health_charts(pair, groups)
     sites: dict[str, list[Chart]] = {}
     for chart in charts:
-        sites.setdefault(chart.key.split("-")[1], []).append(chart)
+        sites.setdefault(chart.key.removeprefix("health-").rpartition("-")[0], []).append(chart)
     body = ""
     for site, held in sites.items():
         book.files[f"{slug(pair)}-health-{site}"] = draw_all(held, title=site)

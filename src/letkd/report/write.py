@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ def write_report(
                 found.append(Section(key, title, (paragraph(INTRODUCTIONS[key]) if key in INTRODUCTIONS else "") + body))
     found.append(Section("made", "How it was made", _made(groups, opened, out)))
     for name, content in book.files.items():
-        write_file(out / "report" / name, content)
+        write_file(out / "report" / re.sub(r"[^\w.-]", "-", name), content)
     page = render(_title(pairs), _lead(groups, pairs), found, book.data(), f"Written by letkd {__version__}.")
     write_whole(out / "report.html", page.encode())
     return out / "report.html"
@@ -115,3 +116,4 @@ def write_file(path: Path, content: "str | Figure") -> None:
             out = io.BytesIO()
             content.savefig(out, format=kind, dpi=160, metadata=facts)
             write_whole(path.with_name(f"{path.name}.{kind}"), out.getvalue())
+            content.set_layout_engine("none")  # once laid out, it is for both
