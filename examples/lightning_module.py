@@ -2,10 +2,10 @@
 
 import pytorch_lightning as pl
 import torch
-from plain_pytorch import digits
 from torch.utils.data import DataLoader
 
 import letkd
+from plain_pytorch import digits
 
 
 class Distillation(pl.LightningModule):
