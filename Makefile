@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := .venv-extras
 
-.PHONY: demo test browser test-extras lint types bench clean
+.PHONY: demo test browser test-extras lint types docs wheel-test bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/letkd demo
 
-test: $(READY) browser lint types
+test: $(READY) browser lint types docs wheel-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them.
@@ -29,6 +29,16 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Warnings are errors; nothing is fetched. The pages are in build/site.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The wheel, installed and used where there is no source.
+wheel-test: $(READY)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(BIN)/python tests/wheel.py build/wheel/*.whl
 
 bench: $(READY)
 	for part in step layer inference data fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done

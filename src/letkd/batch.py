@@ -21,7 +21,12 @@ class Batch:
 
     @classmethod
     def of(cls, item: Any) -> "Batch":
-        """A batch from what loaders usually yield: a `Batch`, `(x, y)` or `(x, y, index)`."""
+        """A batch from what loaders usually yield: a `Batch`, `(x, y)` or `(x, y, index)`.
+
+        Examples:
+            >>> Batch.of((torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))).epoch
+            1
+        """
         if isinstance(item, Batch):
             return item
         if isinstance(item, Sequence) and len(item) in (2, 3) and all(isinstance(part, Tensor) for part in item):

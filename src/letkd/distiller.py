@@ -49,6 +49,19 @@ class Distiller(nn.Module):
         checks: look at every step's labels and loss and stop at the first that is wrong.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
+
+    Examples:
+        >>> import letkd
+        >>> teacher = letkd.create_model("resnet14_tiny", num_classes=3)
+        >>> student = letkd.create_model("resnet8_tiny", num_classes=3)
+        >>> batch = torch.randn(6, 3, 32, 32), torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> distiller = Distiller(student, teacher, letkd.methods.letkd1(K=16)).fit([batch])
+        >>> step = distiller(batch)
+        >>> list(step.terms)
+        ['ce', 'kd/penultimate']
+        >>> step.loss.backward()
+        >>> distiller.export()(batch[0]).shape  # the student alone
+        torch.Size([6, 3])
     """
 
     def __init__(

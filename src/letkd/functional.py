@@ -45,7 +45,9 @@ def _shrink(f: Tensor, size: tuple[int, int]) -> Tensor:
 def pixel_kl(p_T: Float[Tensor, "b K h w"], a: Float[Tensor, "b K h w"]) -> Float[Tensor, ""]:
     """KL(p_T ‖ p_S), summed over the K labels and averaged over all pixels of the batch; p_S = softmax(a).
 
-    L_KD = 1/(b·h·w) Σ_i Σ_k p_T(i)_k · (log p_T(i)_k − log p_S(i)_k)                          (3.1), Alg. 3
+        L_KD = 1/(b·h·w) Σ_i Σ_k p_T(i)_k · (log p_T(i)_k − log p_S(i)_k)                          (3.1), Alg. 3
+
+    It is 0 where the two agree; adding a number to all K of a pixel's `a` changes nothing.
     """
     p_T = p_T.to(torch.promote_types(p_T.dtype, torch.float32))
     log_p_S = F.log_softmax(a.to(p_T.dtype), dim=1)  # section 4.1: p_S(i) = softmax(a_{|i})

@@ -24,6 +24,14 @@ def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 
         epsilon: smoothness ε; the larger, the harder the assignment.
 
     The layer below does not use it: there BN-ReLU learns the threshold from batch statistics (appendix).
+
+    Examples:
+        Two templates at two pixels. The first pixel matches template 0; the second matches none, and its share goes to nobody:
+
+        >>> a = torch.tensor([[[3.0, -4.0], [0.0, -4.0]]])  # [b K i]
+        >>> soft_match(a).round(decimals=2)
+        tensor([[[0.9100, 0.0200],
+                 [0.0500, 0.0200]]])
     """
     null = torch.full_like(a[:, :1], mu)
     return torch.softmax(epsilon * torch.cat([a, null], dim=1), dim=1)[:, :-1]  # (A.3)
@@ -83,6 +91,13 @@ class KDLayer(nn.Module):
     Below stands the definition. With `fused` set, as a method does for training, `letkd.fused` gives the same x̂ within rounding and
     in a fraction of the memory: `a` is then never there as a whole, and the child `log_Z` has log Σ_k exp a_{k|i} for the loss.
     What is compiled or exported is always the definition.
+
+    Examples:
+        >>> layer = KDLayer(d=64, K=256)
+        >>> layer(torch.randn(2, 64, 8, 8)).shape
+        torch.Size([2, 64, 8, 8])
+        >>> sum(parameter.numel() for parameter in layer.parameters())  # 2dK + 2K + 2
+        33282
     """
 
     def __init__(

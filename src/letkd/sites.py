@@ -32,6 +32,13 @@ def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
     the last stage, i.e. the first of the siblings that all give maps of that size inside the last container; where its layers
     stand in a row without blocks, as in VGG, the first activation of the row. A proposal to look at, not a promise: a network
     whose stages are not containers gets no `intermediate`.
+
+    Examples:
+        >>> import torch
+        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+        >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+        >>> find_taps(model, torch.zeros(1, 3, 32, 32))["penultimate"]
+        Tap(path='0', channels=8, stride=2, io='output')
     """
     return propose(trace(model, example), example)
 

@@ -45,6 +45,13 @@ def load_student(path: str | Path, *, model: str | None = None) -> nn.Module:
     Args:
         model: the network by the name that `create_model` knows it by, where it is none of the zoo: the file says its name, too,
             but code is not run because a file says so.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "student.safetensors"
+        >>> save_student(create_model("resnet8_tiny", num_classes=3), path, model="resnet8_tiny", num_classes=3)
+        >>> load_student(path)(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 3])
     """
     header = read_header(path)
     name, num_classes = model or header["model"], header["num_classes"]

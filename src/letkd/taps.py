@@ -183,6 +183,16 @@ def graft(model: nn.Module, layer: nn.Module, after: str, name: str = "kd_layer"
     The layer becomes the child `name` of that module, so the model's own state-dict keys stay as they are, plain
     checkpoints load, and `deepcopy`, `pickle`, `torch.export` and `torch.compile` work. A plain `nn.Sequential` runs
     its children in turn, so there the child alone is enough; elsewhere a hook calls it.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Flatten())
+        >>> before = model(torch.ones(1, 2))
+        >>> grafted = graft(model, nn.ReLU(), after="0")
+        >>> bool((model(torch.ones(1, 2)) == before.relu()).all())
+        True
+        >>> grafted.remove()
+        >>> bool((model(torch.ones(1, 2)) == before).all())
+        True
     """
     check_model(model)
     host = find_module(model, after)

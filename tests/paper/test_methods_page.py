@@ -1,5 +1,6 @@
 """docs/methods.md is what the methods and recipes say, and every method says it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ def test_every_method_says_what_it_is(name):
     assert method.name == name
     assert method.paper
     assert method.loss
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_its_formula_on_the_page(name):
+    page = (ROOT / "docs" / "methods.md").read_text()
+    part = page.partition(f"### Loss of {METHODS[name].__name__}\n")[2].partition("\n#")[0]
+    assert re.search(r"Σ|KL\(|mean over b", part)
+    for function in METHODS[name].formulae:
+        assert f"`{function.__name__}`: " in part
 
 
 def test_every_method_file_is_short():

@@ -37,6 +37,7 @@ class AT(Method):
     name: ClassVar[str] = "at"
     paper: ClassVar[str] = "Zagoruyko, Komodakis, 2017"
     loss: ClassVar[str] = "squared difference of normalised attention maps, summed over stages"
+    formulae: ClassVar = (at_loss,)
 
     def build(self, student: Side, teacher: Side) -> None:
         for role in paired_stages(student, teacher):

@@ -133,12 +133,14 @@ class Method(nn.Module):
 
     `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
     gives the losses, each a scalar without weight; `export` gives what ships. Where `fused` is set before `build` and the method
-    has a form that needs less time and memory for the same numbers within rounding, that one is used.
+    has a form that needs less time and memory for the same numbers within rounding, that one is used. `loss` says in words what the
+    docstrings of `formulae` say in symbols.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     loss: ClassVar[str]
+    formulae: ClassVar[tuple[Callable[..., Any], ...]]
 
     def __init__(self):
         super().__init__()

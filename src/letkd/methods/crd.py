@@ -55,6 +55,7 @@ class CRD(Method):
     name: ClassVar[str] = "crd"
     paper: ClassVar[str] = "Tian, Krishnan, Isola, 2020"
     loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
+    formulae: ClassVar = (contrast, nce_loss)
 
     def __init__(
         self,

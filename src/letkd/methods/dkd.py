@@ -81,6 +81,7 @@ class DKD(Method):
     name: ClassVar[str] = "dkd"
     paper: ClassVar[str] = "Zhao et al., 2022"
     loss: ClassVar[str] = "T² · (α · target-class KL + β · non-target-class KL), warmed up"
+    formulae: ClassVar = (tckd, nckd, dkd_loss)
 
     def __init__(self, alpha: float = 1.0, beta: float = 8.0, *, T: float = 4.0, warmup: int = 20):
         super().__init__()

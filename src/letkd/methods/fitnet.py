@@ -62,6 +62,7 @@ class FitNet(Method):
     name: ClassVar[str] = "fitnet"
     paper: ClassVar[str] = "Romero et al., FitNets, 2015"
     loss: ClassVar[str] = "mean squared error between the adapted student's and the teacher's map"
+    formulae: ClassVar = (fitnet_loss,)
     adapter: nn.Module
 
     def __init__(self, role: str = "stage2"):

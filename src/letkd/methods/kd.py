@@ -30,6 +30,7 @@ class KD(Method):
     name: ClassVar[str] = "kd"
     paper: ClassVar[str] = "Hinton, Vinyals, Dean, 2015"
     loss: ClassVar[str] = "T² · KL(teacher's ‖ student's softened predictions)"
+    formulae: ClassVar = (kd_loss,)
 
     def __init__(self, T: float = 4.0):
         super().__init__()

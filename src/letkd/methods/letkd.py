@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from letkd.functional import pixel_kl
 from letkd.layer import KDLayer
 from letkd.methods.base import Side, View
 from letkd.methods.quest import QUEST, module_name
@@ -24,6 +25,7 @@ class LetKD(QUEST):
     name: ClassVar[str] = "letkd"
     paper: ClassVar[str] = "Görgün, Gürbüz, Alatan, letKD, BMVC 2023"
     loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site, on the templates of a KD layer in the student"
+    formulae: ClassVar = (KDLayer, pixel_kl)
 
     def _place(self, site: Site, student: Side, d: int, K: int) -> None:
         layer = site.layer(d, K)
@@ -52,14 +54,35 @@ class LetKD(QUEST):
 
 
 def letkd1(K: int = 4096, *, tau: float = 1.0, alpha: float = 1.0) -> LetKD:
-    """letKD-1: one KD layer at the penultimate map, labels by K-means (Alg. 1 and 3)."""
+    """letKD-1: one KD layer at the penultimate map, labels by K-means (Alg. 1 and 3).
+
+    Args:
+        K: templates. Paper uses 4096.
+        tau: see `KMeansSupervision`.
+        alpha: see `KDLayer`.
+
+    Examples:
+        >>> list(letkd1(K=256).sites)
+        ['penultimate']
+    """
     return LetKD([Site("penultimate", KMeansSupervision(K, tau), alpha=alpha)])
 
 
 def letkd2(
     K_penult: int = 4096, K_inter: int = 8, *, tau: float = 1.0, alpha_penult: float = 1.0, alpha_inter: float = 1.0
 ) -> LetKD:
-    """letKD-2: letKD-1 and a second layer after the first block of the last stage, labels by sub-class decisions (Alg. 1 to 3)."""
+    """letKD-2: letKD-1 and a second layer after the first block of the last stage, labels by sub-class decisions (Alg. 1 to 3).
+
+    Args:
+        K_penult: templates at `penultimate`. Paper uses 4096.
+        K_inter: templates a class at `intermediate`. Paper uses 8.
+        tau: see `KMeansSupervision`.
+        alpha_penult, alpha_inter: see `KDLayer`.
+
+    Examples:
+        >>> list(letkd2(K_penult=256, K_inter=4).sites)
+        ['intermediate', 'penultimate']
+    """
     return LetKD(
         [
             Site("intermediate", SubclassSupervision(K_inter), alpha=alpha_inter),

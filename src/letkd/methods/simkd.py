@@ -84,6 +84,7 @@ class SimKD(Method):
     name: ClassVar[str] = "simkd"
     paper: ClassVar[str] = "Chen et al., 2022"
     loss: ClassVar[str] = "mean squared error between the projected student's and the teacher's last map"
+    formulae: ClassVar = (simkd_loss,)
 
     def __init__(self, f: int = 2):
         super().__init__()

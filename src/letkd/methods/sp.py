@@ -41,6 +41,7 @@ class SP(Method):
     name: ClassVar[str] = "sp"
     paper: ClassVar[str] = "Tung, Mori, 2019"
     loss: ClassVar[str] = "squared difference of the batch's normalised similarity matrices"
+    formulae: ClassVar = (sp_loss,)
 
     def __init__(self, role: str | None = None):
         super().__init__()

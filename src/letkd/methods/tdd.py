@@ -17,7 +17,7 @@ from letkd.supervision.tree import TreeSupervision
 def group_loss(logits: Float[Tensor, "b m"], y: Int[Tensor, "b"], group: Int[Tensor, "C"]) -> Float[Tensor, ""]:
     """Cross-entropy with the group of the true class, each group weighed by 1 / its number of classes.
 
-    Σ_i w_i · (−log softmax(logits_i)[group(y_i)]) / Σ_i w_i,  w_i = 1 / size(group(y_i))
+        Σ_i w_i · (−log softmax(logits_i)[group(y_i)]) / Σ_i w_i,  w_i = 1 / size(group(y_i))
 
     Groups are numbered from 0; of m logits those without a group play no part. With one group alone the loss is 0.
     """
@@ -46,6 +46,7 @@ class TDD(Method):
     name: ClassVar[str] = "tdd"
     paper: ClassVar[str] = "Song et al., 2021"
     loss: ClassVar[str] = "cross-entropy with the teacher's class groups, at every stage"
+    formulae: ClassVar = (group_loss,)
 
     def __init__(
         self,

@@ -44,6 +44,11 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
             `nn.Module`; it is given `num_classes` if its signature takes it, and nothing else.
         num_classes: how many logits the network gives.
         weights: a file to load, as `load_weights` reads it; without it the network is freshly initialised.
+
+    Examples:
+        >>> model = create_model("resnet20", num_classes=100)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        278324
     """
     if num_classes < 1:
         raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")

@@ -1,6 +1,7 @@
 """What every method is, from the methods themselves and their recipes: for `letkd methods` and docs/methods.md."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,22 @@ from letkd.errors import UnsupportedPair
 from letkd.methods import METHODS
 from letkd.models import create_model
 from letkd.recipes import Recipe, list_methods, resolve
+from letkd.supervision import ConvSupervision
+from letkd.supervision.kmeans import soft_assign
+from letkd.supervision.subclass import transition_scores
 
 PAIR = ("resnet56", "resnet20")
+LABELS = (soft_assign, transition_scores, ConvSupervision)
 HEAD = """# Methods
 
-Made from the methods and their recipes by `python -m letkd.report.methods > docs/methods.md`; do not edit by hand. "Adds at
-inference" is what the shipped student has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
+Made from the methods and their recipes by `python -m letkd.report.methods > docs/methods.md`; do not edit by hand. First the losses
+as formulae, then every row of the paper's tables with what it reads and its defaults. "Adds at inference" is what the shipped student
+has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
+
+## Formulae
+
+S is the student, T the teacher; b counts images, C classes, d channels, n pixels. CE is the cross-entropy with the true labels.
+Every term is a mean over the batch and is multiplied by the weight under "Defaults". Losses are computed in float32 or better.
 """
 
 
@@ -26,6 +37,7 @@ class Card:
     title: str
     papers: str
     loss: str
+    formulae: list[str]
     reads: str
     adds: str
     defaults: str
@@ -50,6 +62,7 @@ def card(name: str) -> Card:
         " + ".join(
             ["CE" if recipe.weights.get("ce", 1.0) or recipe.phases else "", *(cls.loss for cls in classes)]
         ).removeprefix(" + "),
+        [cls.__name__ for cls in classes],
         reads,
         adds,
         _defaults(recipe),
@@ -93,12 +106,27 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def formula(function: Callable[..., Any]) -> str:
+    """What the docstring of a loss says up to its formula, which is set apart by an indent or is the first sentence itself."""
+    first, *paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    text = f"`{function.__name__}`: {' '.join(first.split())}\n"
+    for paragraph in paragraphs:
+        if paragraph.startswith("    "):
+            lines = [line[4:].rstrip() for line in paragraph.splitlines()]
+            text += "\n```text\n" + "\n".join(lines) + "\n```\n"
+    return text
+
+
 def as_markdown() -> str:
     """The page docs/methods.md."""
     text = HEAD.format(teacher=PAIR[0], student=PAIR[1])
+    text += "\n### Labels p_T of QUEST and LetKD\n\n" + "\n".join(formula(function) for function in LABELS)
+    for cls in METHODS.values():
+        text += f"\n### Loss of {cls.__name__}\n\n" + "\n".join(formula(function) for function in cls.formulae)
     for item in cards():
         text += f"\n## {item.title}\n\n`--method {item.name}`\n\n"
-        text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Reads of the teacher: {item.reads}\n"
+        links = ", ".join(f"[{name}](#loss-of-{name.lower()})" for name in item.formulae) or "CE alone"
+        text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Formula: {links}\n- Reads of the teacher: {item.reads}\n"
         text += f"- Adds at inference: {item.adds}\n- Defaults: {item.defaults}\n"
     return text
 

@@ -71,6 +71,15 @@ class KMeansSupervision(Supervision):
         seed: of the sample and of the start.
 
     The centres are `rho_ [K d]`; `nearest_` is the mean squared distance from a centre to the next one.
+
+    Examples:
+        >>> f_T, y = torch.randn(4, 8, 6, 6), torch.tensor([0, 1, 0, 1])  # the teacher's maps, and labels that K-means ignores
+        >>> supervision = KMeansSupervision(K=5).fit([(f_T, y)])
+        >>> supervision.rho_.shape
+        torch.Size([5, 8])
+        >>> p_T = supervision.p_T(f_T, y)  # [b K h w]
+        >>> bool(torch.allclose(p_T.sum(dim=1), torch.ones(4, 6, 6)))
+        True
     """
 
     kind: ClassVar[str] = "kmeans"

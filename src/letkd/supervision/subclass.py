@@ -41,6 +41,12 @@ class SubclassSupervision(Supervision):
 
     One pass over the teacher's features: LDA comes from streamed moments, the rest from a uniform sample (all pixels, where they fit).
     Buffers: `W_lda_ [r d]`, `b_lda_ [r]`, `rho_ [C K r]` centres, `prototypes_ [C K r]`, `s_T_ [CK CK]`.
+
+    Examples:
+        >>> f_T, y = torch.randn(6, 8, 5, 5), torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> supervision = SubclassSupervision(K=2, C=3).fit([(f_T, y)])
+        >>> supervision.p_T(f_T, y).shape  # K·C labels a pixel
+        torch.Size([6, 6, 5, 5])
     """
 
     kind: ClassVar[str] = "subclass"
