@@ -244,18 +244,16 @@ VALUES = {
     "student.taps.penultimate": ["''", "'nowhere'"],
     "title": ["\udcff", "5"],
 }
-EVERY = [(key, value) for key, values in VALUES.items() for value in values]
 
 
-@fuzz(60)
-@given(setting=st.sampled_from(EVERY))
-def test_values_that_cannot_be_meant(ground, setting):
+@pytest.mark.parametrize("key", VALUES)
+def test_values_that_cannot_be_meant(ground, key):
     """Told before anything is written, and before any memory is taken for them."""
-    key, value = setting
-    code, _, err = letkd("train", ground / "own.toml", "--set", f"{key}={value}", "--out", ground / "run")
-    assert code == 2, f"{key}={value}: {err}"
-    polite(code, err)
-    assert not (ground / "run").exists()
+    for value in VALUES[key]:
+        code, _, err = letkd("train", ground / "own.toml", "--set", f"{key}={value}", "--out", ground / "run")
+        assert code == 2, f"{key}={value}: {err}"
+        polite(code, err)
+        assert not (ground / "run").exists()
 
 
 # ------------------------------------------------------------------------------------------------ run folders
