@@ -155,7 +155,13 @@ def test_all_errors_at_once():
         resolve("digits/tiny/kd", settings=["optim.lrr=1", "train.epochs=0", "colour=1", "weights.ce=-1", "data.val=two"])
     text = str(caught.value)
     assert "\n" not in text
-    for part in ("'optim.lrr' (nearest: lr)", "'train.epochs' is 0", "unknown key 'colour'", "ce=-1", "'data.val' is 'two'"):
+    for part in (
+        "'optim.lrr' (nearest: lr)",
+        "'train.epochs' is 0",
+        "unknown key 'colour'",
+        "'weights.ce' is -1",
+        "'data.val' is 'two'",
+    ):
         assert part in text
 
 

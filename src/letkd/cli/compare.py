@@ -17,7 +17,7 @@ def compare(
         str | None, typer.Option(help="Instead of a pair: the first one of this data set.", show_default=False)
     ] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated rows of the table, or all.")] = "all",
-    trials: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,

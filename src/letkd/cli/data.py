@@ -39,7 +39,7 @@ def check(
         ),
     ],
     root: Annotated[Path | None, typer.Option(help="Folder that it lies in.", show_default=False)] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode image files.")] = 4,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that decode image files.")] = 4,
 ) -> None:
     """Read all of a data set and say what is there and what is wrong: missing, damaged or foreign files, counts, checksums."""
     from rich.console import Console

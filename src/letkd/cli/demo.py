@@ -13,7 +13,7 @@ METHODS = ("ce", "kd", "quest", "letkd-1", "letkd-2")
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
-    trials: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
     settings: o.Settings = None,
 ) -> None:
     """Train a teacher on scikit-learn's digits, then the same small student by five methods, compare, and write a report."""

@@ -1,7 +1,9 @@
 """The `letkd` command."""
 
+import os
 import signal
 import sys
+from io import TextIOWrapper
 from types import FrameType
 
 import typer
@@ -69,23 +71,51 @@ def options(
 
 
 def main() -> None:
-    """Run the command line: a wrong input is one sentence and exit code 2, a stop that can go on is 75, a hard one by Ctrl-C 130."""
+    """Run the command line: a wrong input is one sentence and exit code 2, a stop that can go on is 75, a hard one by Ctrl-C 130.
+
+    What nobody foresaw is one sentence, too, and exit code 1; among several processes it keeps its traceback, which says whose it is.
+    """
     signal.signal(signal.SIGTERM, _stop)
     keep_large_blocks()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold anything
     try:
         app()
-    except LetkdError as error:
-        if _debug:
-            raise
-        print(f"letkd: {error}", file=sys.stderr)
-        sys.exit(2)
     except Stopped as stop:
-        print(f"letkd: {stop}", file=sys.stderr)
+        _say(str(stop))
         sys.exit(RESUME_ME)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of Ctrl-C
-            print("letkd: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+            _say("stopped; the same command goes on from the last checkpoint")
         raise
+    except Exception as error:
+        sentence, code = _told(error)
+        if _debug or (code == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1):
+            raise
+        _say(sentence)
+        sys.exit(code)
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What went wrong, in a sentence, and the exit code."""
+    if isinstance(error, LetkdError):
+        return str(error), 2
+    if isinstance(error, RecursionError):
+        return "an input is nested too deeply to be read; flatten it", 2
+    lines = str(error).splitlines() or [type(error).__name__]
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return f"there is not enough memory ({lines[0]}); choose smaller sizes: data.batch_size, data.size, K", 2
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{str(error.filename)!r:.300}: "
+        return f"{where}{error.strerror or lines[0]}; check the path and its rights", 2
+    return (
+        f"an error that nobody foresaw, {type(error).__name__}: {lines[0]}; the same command after `letkd --debug` shows where",
+        1,
+    )
+
+
+def _say(sentence: str) -> None:
+    print(f"letkd: {' '.join(sentence.splitlines())}", file=sys.stderr)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

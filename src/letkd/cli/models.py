@@ -14,7 +14,9 @@ def models(
     size: Annotated[
         str | None, typer.Option("--input", metavar="HxW", help="Images of another size.", show_default="each network's own")
     ] = None,
-    num_classes: Annotated[int | None, typer.Option(min=1, help="Logits.", show_default="100, for ImageNet 1000")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Logits.", show_default="100, for ImageNet 1000")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """List the networks of the zoo: parameters, MACs for one image, maps at the places that methods read."""

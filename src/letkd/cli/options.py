@@ -1,5 +1,6 @@
 """Options that several verbs share, and how they become a recipe."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,7 +101,7 @@ def numbers(text: str | None, option: str) -> list[float] | None:
 def image_size(text: str) -> tuple[int, int, int]:
     """`3x32x48` or `32x48` as (3, 32, 48)."""
     parts = text.lower().replace("×", "x").split("x")
-    if len(parts) not in (2, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if len(parts) not in (2, 3) or not all(re.fullmatch(r"[1-9]\d{0,4}", part, re.ASCII) for part in parts):
         raise RecipeError(f"--input {text!r}: write height x width, as in 64x64, with 3x before it or not")
     *channels, height, width = map(int, parts)
     if channels not in ([], [3]):

@@ -12,7 +12,7 @@ def taps(
     size: Annotated[
         str | None, typer.Option("--input", metavar="3xHxW", help="One image.", show_default="the network's own, or 3x224x224")
     ] = None,
-    num_classes: Annotated[int, typer.Option(min=1, help="Logits.")] = 100,
+    num_classes: Annotated[int, typer.Option(min=1, max=1_000_000, help="Logits.")] = 100,
 ) -> None:
     """Show every module of a network with what it gives, and propose the places for --student-tap and --teacher-tap.
 

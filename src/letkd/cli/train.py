@@ -19,8 +19,8 @@ def train(
     student_tap: o.StudentTap = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.", show_default="the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
-    trials: Annotated[int, typer.Option(min=1, help="How many seeds, in turn.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="How many of them at once, each in a process of its own.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
     settings: o.Settings = None,
     quick: o.Quick = False,
     out: o.Out = None,
@@ -51,6 +51,7 @@ def train(
 
     from rich.console import Console
 
+    from letkd.processes import rank
     from letkd.report.tables import Row, as_rich
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
@@ -59,5 +60,7 @@ def train(
         results = [run(recipe, folder, supervision=supervision, save_minutes=save_every)]
     else:
         results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every)
+    if rank():
+        return
     Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
     print(f"run folder: {folder}")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
+from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
 from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
 
@@ -101,11 +102,12 @@ Built = TypeVar("Built")
 
 
 def construct(make: Callable[..., Built], table: Any, where: str, *, wrong: Sequence[str] = ()) -> Built:
-    """Call a constructor with a recipe's table; keys that it does not take are named, with what else was `wrong`, all at once."""
+    """Call a constructor with a recipe's table; what it does not take is named, with what else was `wrong`, all at once."""
     takes, table = inspect.signature(make).parameters, as_table(table, where)
     unknown = [f"{where} has no key {key!r} (nearest: {nearest(key, takes)})" for key in table if key not in takes]
-    if wrong or unknown:
-        raise RecipeError("; ".join([*wrong, *unknown]))
+    wrong = [*wrong, *unknown, *(f"{where} cannot be made of {table}: {text}" for text in wrong_values(make, table))]
+    if wrong:
+        raise RecipeError("; ".join(wrong))
     try:
         return make(**table)
     except (TypeError, ValueError) as error:

@@ -52,6 +52,6 @@ class Site:
 def _supervision(table: Any, where: str) -> Supervision:
     settings = as_table(table, where)
     kind = settings.pop("kind", "kmeans")
-    if kind not in SUPERVISIONS:
+    if not isinstance(kind, str) or kind not in SUPERVISIONS:
         raise RecipeError(f"{where}.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
     return construct(SUPERVISIONS[kind], settings, where)

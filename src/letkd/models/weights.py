@@ -1,12 +1,14 @@
 """Weights on disk: safetensors of our own, foreign `.pth` files without running their code, all or nothing into a model."""
 
 import hashlib
+import json
 import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from letkd.errors import CheckpointError
 from letkd.files import write_whole
 from letkd.taps import check_model
 
+SUM = "letkd_sha256"  # in the header of our own files: over tensors and the rest of the header
 WRAPPERS = ("model", "state_dict", "net")
 
 
@@ -90,7 +93,8 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in _tensors(model).items()
     }
     # Other libraries refuse files whose header does not say that they come from torch.
-    write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt", **(metadata or {})}))
+    header = {"format": "pt", **(metadata or {})}
+    write_whole(path, safetensors.torch.save(tensors, metadata={**header, SUM: _sum(tensors, header)}))
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -117,8 +121,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"there is no weights file {path}; check the path")
     try:
         if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
+            return _read_safetensors(path)
         content = torch.load(path, weights_only=True, map_location="cpu")
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         if asked is None:
@@ -132,6 +138,20 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged or no weights file ({type(error).__name__}); get it again, or save a plain state dict"
         ) from error
     return _unwrapped(content, path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
+    written = header.pop(SUM, None)  # files from elsewhere have none
+    if written is not None and written != _sum(tensors, header):
+        raise CheckpointError(f"{path} is damaged (its checksum differs); get it again, or make it anew")
+    return tensors
+
+
+def _sum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    return checksum(tensors, json.dumps(header, sort_keys=True))
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from letkd.recipes.quick import quick_layer
 from letkd.recipes.schema import Recipe, validate
 
 HERE = Path(__file__).parent
+DEEPEST = 20  # dots in a key: more than any recipe has
 
 __all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "merge", "resolve", "resolve_with_sources"]
 
@@ -151,7 +152,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise RecipeError(f"{path} is no TOML file: {error}") from None
 
 
@@ -164,8 +165,8 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 def _parse(text: str) -> dict[str, Any]:
     """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands."""
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {text!r}: write key=value, as in optim.lr=0.01")
+    if not equals or not key.strip() or key.count(".") > DEEPEST:
+        raise RecipeError(f"--set {text!r:.200}: write key=value, as in optim.lr=0.01")
     try:
         found = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,14 +1,23 @@
 """The recipe's shape: numbers and names, never objects. Unknown keys are refused, all errors are told at once."""
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from letkd.errors import RecipeError, nearest
 
+LARGEST_SIDE = 16_384  # pixels
+LARGEST_CREW = 256  # processes that decode: more is a slip of the hand, and would bring a machine down
+MOST = 2**31 - 1  # of anything that is counted
+STEEPEST = 1e6  # of rates and weights: beyond it float32 ends within a few steps
+Weights = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
+Channel = Annotated[float, Field(ge=-STEEPEST, le=STEEPEST)]
+Positive = Annotated[float, Field(gt=1e-6, le=STEEPEST)]
+
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(_Table):
@@ -18,22 +27,25 @@ class Data(_Table):
     root: str | None = None
     val: float = Field(ge=0, lt=1)
     fraction: float = Field(gt=0, le=1)
-    batch_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=MOST)
     augment: Literal["crop", "rotate", "resized-crop", "none"]
-    crop: int = Field(ge=0)
+    crop: int = Field(ge=0, le=LARGEST_SIDE)
     padding: Literal["reflect", "zero"]
     rotation: float = Field(ge=0, le=180)
     flip: bool | None = Field(default=None, description="random mirror images; as the data set says where not given")
     size: int | None = Field(
-        default=None, ge=1, description="side of the images that networks get; the data set's own if not given"
+        default=None, ge=1, le=LARGEST_SIDE, description="side of the images that networks get; the data set's own if not given"
     )
     resize: int | None = Field(
-        default=None, ge=1, description="shorter side before the centre is cut out; 8/7 of size if not given"
+        default=None,
+        ge=1,
+        le=2 * LARGEST_SIDE,
+        description="shorter side before the centre is cut out; 8/7 of size if not given",
     )
-    workers: int = Field(ge=0)
+    workers: int = Field(ge=0, le=LARGEST_CREW)
     corrupt: Literal["refuse", "skip"]
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
+    mean: tuple[Channel, Channel, Channel] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
 
 
 class Network(_Table):
@@ -47,10 +59,10 @@ class Network(_Table):
 class Optim(_Table):
     """SGD and its schedule."""
 
-    lr: float = Field(gt=0)
+    lr: float = Field(gt=0, le=STEEPEST)
     momentum: float = Field(ge=0, lt=1)
     nesterov: bool
-    weight_decay: float = Field(ge=0)
+    weight_decay: float = Field(ge=0, le=STEEPEST)
     milestones: list[int]
     gamma: float = Field(gt=0, le=1)
     clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; none where not given")
@@ -59,10 +71,10 @@ class Optim(_Table):
 class Train(_Table):
     """How long, from which seed, in which precision."""
 
-    epochs: int = Field(ge=1)
-    seed: int = Field(ge=0)
+    epochs: int = Field(ge=1, le=MOST)
+    seed: int = Field(ge=0, lt=2**32)
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
-    steps: int | None = Field(default=None, ge=1, description="at most so many steps an epoch; for smoke runs")
+    steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
     fused: bool = Field(default=True, description="KD layers and per-pixel losses over chunks of pixels; equal within rounding")
     channels_last: bool = Field(
@@ -75,9 +87,9 @@ class Train(_Table):
 class Phase(_Table):
     """A stretch of epochs before the main training, with weights and a constant learning rate of its own."""
 
-    epochs: int = Field(ge=1)
-    weights: dict[str, float]
-    lr: float | None = Field(default=None, gt=0, description="the main training's first rate where not given")
+    epochs: int = Field(ge=1, le=MOST)
+    weights: Weights
+    lr: float | None = Field(default=None, gt=0, le=STEEPEST, description="the main training's first rate where not given")
 
 
 class Recipe(_Table):
@@ -90,22 +102,20 @@ class Recipe(_Table):
     optim: Optim
     train: Train
     methods: dict[str, dict[str, Any]] = {}
-    weights: dict[str, float] = {}
+    weights: Weights = {}
     phases: list[Phase] = []
-
-    @field_validator("weights")
-    @classmethod
-    def _not_negative(cls, weights: dict[str, float]) -> dict[str, float]:
-        wrong = [f"{name}={value:g}" for name, value in weights.items() if not value >= 0]
-        if wrong:
-            raise ValueError(f"a weight is 0 or more, and these are not: {', '.join(wrong)}")
-        return weights
 
 
 def validate(table: dict[str, Any], where: str) -> Recipe:
     """A recipe from a merged table, or one error that names everything wrong with it."""
     try:
+        json.dumps(table, ensure_ascii=False, default=str).encode()
         return Recipe.model_validate(table)
+    except UnicodeEncodeError as error:
+        text = str(error.object)[max(0, error.start - 20) : error.end + 20]
+        raise RecipeError(
+            f"{where}: {text!r} is no UTF-8, and a recipe file holds nothing else; rename what is called so"
+        ) from None
     except ValidationError as error:
         raise RecipeError(f"{where}: " + "; ".join(_sentence(item) for item in error.errors())) from None
 

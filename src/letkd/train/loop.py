@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 
 from letkd.data import Dataset, FileSplit, Loader
 from letkd.distiller import Distiller
-from letkd.errors import DataError, NonFiniteError, Stopped
+from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
@@ -66,6 +66,8 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     data = read_data(recipe)
     fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
+    for phase in recipe.phases:
+        distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
     with run.begin() if fabric.is_global_zero else nullcontext():
         wait_for_all()
         fit(distiller, recipe, data, supervision or run.path / "supervision")
@@ -252,10 +254,7 @@ class _Run:
             )
             found.save(run.predictions)
         wait_for_all()
-        best = None
-        if run.best_on_validation.exists():
-            load_weights(student, run.best_on_validation)
-            best = self._evaluate(student, "test")
+        best = self._best_on_test(student)
         result = Result(
             last_test=last.top1,
             last_test_top5=last.top5,
@@ -271,6 +270,18 @@ class _Run:
             run.finish(result)
         wait_for_all()
         return result
+
+    def _best_on_test(self, student: nn.Module) -> Accuracy | None:
+        """What the best epoch on the validation split gives on the test split; it is a figure beside, so its loss is only told."""
+        path = self.run.best_on_validation
+        if not path.exists():
+            return None
+        try:
+            load_weights(student, path)
+        except CheckpointError as error:
+            say(f"{error}; its accuracy on test is left out")
+            return None
+        return self._evaluate(student, "test")
 
 
 def _fabric(recipe: Recipe) -> "Fabric":

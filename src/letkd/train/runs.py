@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import TypeAdapter
 
 from letkd.errors import RunError
 from letkd.files import sweep, write_whole
@@ -51,7 +52,7 @@ class RunFolder:
         self.path, self.recipe = Path(path), recipe
         held = self.path / "recipe.toml"
         if held.exists():
-            changed = _differences(_read_toml(held), json.loads(json.dumps(self._table())))
+            changed = _differences(_read_toml(held), json.loads(json.dumps(self._table(), default=str)))
             if changed:
                 raise RunError(
                     f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it"
@@ -83,7 +84,9 @@ class RunFolder:
     def _tell_changes(self, now: dict[str, Any]) -> None:
         try:
             before = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = TypeAdapter(dict[str, Any]).validate_python(before)
+        except (OSError, ValueError, RecursionError):
+            say(f"{self.path / 'env.json'} is damaged: under which conditions the run began is not known any more")
             return
         changed = [key for key in _differences(before, json.loads(json.dumps(now))) if key != "command"]
         if changed and self.result is None:
@@ -122,7 +125,7 @@ class RunFolder:
             return [row for row in rows if row["epoch"] < before]
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); remove the run folder to start anew") from None
 
     def finish(self, result: Result) -> None:
@@ -131,7 +134,14 @@ class RunFolder:
     @property
     def result(self) -> Result | None:
         path = self.path / "result.json"
-        return Result(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return TypeAdapter(Result).validate_json(path.read_bytes(), strict=True)
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} is damaged ({str(error).splitlines()[0]}); remove this file, and the same command works the result out anew"
+            ) from None
 
 
 def recipe_of(folder: str | Path) -> Recipe:
@@ -145,7 +155,7 @@ def recipe_of(folder: str | Path) -> Recipe:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from letkd.errors import LetkdError, UnsupportedPair
+from letkd.errors import LetkdError, RecipeError, UnsupportedPair
 from letkd.files import write_whole
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve
@@ -35,6 +35,8 @@ def run_trials(
     """
     shared = Path(supervision or Path(folder) / "supervision")
     runs = []
+    if recipe.train.seed + n > 2**32:
+        raise RecipeError(f"{n} seeds from {recipe.train.seed} on: seeds are below 2^32; begin with a smaller one")
     for seed in range(recipe.train.seed, recipe.train.seed + n):
         trial = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
         runs.append((trial, Path(folder) / f"seed-{seed}", shared))
