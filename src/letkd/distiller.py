@@ -185,7 +185,7 @@ class Distiller(nn.Module):
         """What a cache must keep of the teacher for the methods that take part in the step."""
         if maps := [method.name for method in self._methods() if method.lessons() is None]:
             raise LetkdError(
-                f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(maps)} needs whole maps of it; "
+                f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(map(repr, maps))} needs whole maps; "
                 "train without it (leave out --cache, train.cache_views)"
             )
         parts = [lessons for method in self._active if (lessons := method.lessons()) is not None]
