@@ -12,12 +12,16 @@ from letkd.errors import DataError
 
 @dataclass
 class Batch:
-    """Images `x [b 3 H W]`, labels `y [b]`, dataset indices `index [b]` where they are known, `epoch` counted from 1."""
+    """Images `x [b 3 H W]`, labels `y [b]`, dataset indices `index [b]` where they are known, `epoch` counted from 1.
+
+    `view` says which of its fixed views a loader shows, where it shows such (see `letkd.cache`).
+    """
 
     x: Tensor
     y: Tensor
     index: Tensor | None = None
     epoch: int = 1
+    view: int | None = None
 
     @classmethod
     def of(cls, item: Any) -> "Batch":

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
-from letkd.methods.base import Fitting, Method, Side, View, need_equal_classes
+from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
 from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
+from letkd.supervision.labels import Labels
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+
+if TYPE_CHECKING:
+    from letkd.cache import TeacherCache
 
 __all__ = ["Batch", "Distiller", "Step"]
 
@@ -86,6 +90,7 @@ class Distiller(nn.Module):
         self.student = student
         self.methods = nn.ModuleList(methods)
         self.checks = checks
+        self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
             method.fused = fused
         # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
@@ -161,9 +166,7 @@ class Distiller(nn.Module):
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             _check_labels(batch.y, logits.shape[1])
-        view = View(
-            batch, student, self._teach(batch.x) if self._active else {}
-        )  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
+        view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
         terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
@@ -177,6 +180,12 @@ class Distiller(nn.Module):
     def _methods(self) -> list[Method]:
         return [method for method in self.methods if isinstance(method, Method)]
 
+    def _taught(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Labels]]:
+        """The teacher's features by role and, where a cache has them, its labels by site."""
+        if not self._active:
+            return {}, {}
+        return (self._teach(batch.x), {}) if self.cache is None else self.cache.read(batch)
+
     @torch.no_grad()
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
         if self._teacher_reads is None:
@@ -184,6 +193,24 @@ class Distiller(nn.Module):
         teacher = self._frozen[0].eval()
         output, features = self._teacher_reads(x)
         return {**features, "logits": as_logits(output, teacher)}
+
+    def lessons(self) -> Lessons:
+        """What a cache must keep of the teacher for the methods that take part in the step."""
+        if maps := [method.name for method in self._methods() if method.lessons() is None]:
+            raise LetkdError(
+                f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(map(repr, maps))} needs whole maps; "
+                "train without it (leave out --cache, train.cache_views)"
+            )
+        parts = [lessons for method in self._active if (lessons := method.lessons()) is not None]
+        vectors = dict.fromkeys(role for part in parts for role in part.vectors)
+        return Lessons(tuple(vectors), {site: fitting for part in parts for site, fitting in part.labels.items()})
+
+    def place(self, role: str) -> str:
+        """Where in the teacher a role's features are read."""
+        if self._teacher_reads is None:
+            raise TapError("there is no teacher to read from")
+        tap = self._teacher_reads.taps.get(role)
+        return "output" if tap is None else f"{tap.path} {tap.io}"
 
     def fittings(self) -> dict[str, Fitting]:
         """The offline parts of all methods, by site."""
@@ -242,9 +269,7 @@ class Distiller(nn.Module):
                 _check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
             for part in unfitted.values():
-                f_T = features[part.role]
-                f_T = f_T if part.ratio == (1, 1) else F.avg_pool2d(f_T, part.ratio)  # supplement 2.2
-                part.supervision.partial_fit(f_T, batch.y, batch.index)
+                part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
         for site, part in unfitted.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
                 _finish(part.supervision)
@@ -256,10 +281,8 @@ class Distiller(nn.Module):
             say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
 
     def _origin(self, part: Fitting, data: str) -> Origin:
-        if self._teacher_reads is None:
-            raise TapError("there is no teacher to fit to")
-        tap = self._teacher_reads.taps[part.role]
-        return Origin.of(self._frozen[0], f"{tap.path} {tap.io} pooled {part.ratio[0]}x{part.ratio[1]}", data, part.supervision)
+        where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
+        return Origin.of(self._frozen[0], where, data, part.supervision)
 
     def export(self) -> nn.Module:
         """The student alone, in eval mode: with the layers that a method put into it, without teacher, taps or gradients."""

@@ -28,6 +28,12 @@ def train(
     save_every: Annotated[
         float, typer.Option(min=0, metavar="MINUTES", help="Save the state so often within an epoch.")
     ] = 15.0,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."
+        ),
+    ] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
     ] = False,
@@ -45,7 +51,12 @@ def train(
         student_tap=student_tap,
         settings=settings,
         quick=quick,
-        **{"train.epochs": epochs, "train.seed": seed, "train.deterministic": deterministic or None},
+        **{
+            "train.epochs": epochs,
+            "train.seed": seed,
+            "train.cache_views": 10 if cache else None,
+            "train.deterministic": deterministic or None,
+        },
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 

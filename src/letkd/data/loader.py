@@ -1,17 +1,20 @@
 """Batches of a split, the same for the same seed and epoch, in one process or shared among several."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.data.augment import Augment
 from letkd.data.base import AnySplit, Request
 from letkd.errors import DataError
+
+VIEW_BATCH = 128
+VIEWS = 0x76696577  # the seed of the views' draws: the same in every run, so that runs share what was made of a view
 
 
 def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequence[float]) -> Float32[Tensor, "b c h w"]:
@@ -20,13 +23,17 @@ def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequ
     return images.to(torch.float32).sub_(m.to(torch.float32)).div_(s.to(torch.float32))
 
 
+def _generator(*seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+
+
 class Loader:
     """Batches of a split. The same seed and epoch give the same batches, whatever else draws random numbers.
 
     Args:
         mean: of each channel, see `Dataset`.
         std: likewise.
-        augment: drawn anew for every image of every epoch.
+        augment: drawn anew for every image of every epoch, or as `views` says.
         shuffle: another order every epoch; without it, the order of the split.
         drop_last: leaves out the last batch where it is smaller than the others.
         seed: of order and augmentation, together with the epoch.
@@ -34,6 +41,8 @@ class Loader:
         world: processes that share every batch. `batch_size` is that of all of them together: each takes its part of the
             one-process batch, in order, the first ones one image more where it does not divide. Of a last, smaller batch a
             process may get no image; it still gets the batch, empty, so that all of them count the same steps.
+        views: so many fixed views of every image, one an epoch in turn. What is drawn then depends on the view and the image
+            alone, not on `seed`, epoch or order; 0 for fresh draws in every epoch.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class Loader:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        views: int = 0,
     ):
         if batch_size < 1:
             raise DataError(f"a loader with batch_size={batch_size}: a batch has 1 image or more")
@@ -59,6 +69,8 @@ class Loader:
             )
         if seed < 0:
             raise DataError(f"a loader with seed={seed}: seeds are 0 or more")
+        if views < 0:
+            raise DataError(f"a loader with views={views}: it is a number of fixed views, 0 for none")
         if not 0 <= rank < world:
             raise DataError(f"a loader with rank={rank} of world={world}: ranks count from 0 to world − 1")
         if world > batch_size:
@@ -66,8 +78,9 @@ class Loader:
         self.split, self.batch_size = split, batch_size
         self.mean, self.std, self.augment = mean, std, augment or Augment()
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.views = rank, world, views
         self.epoch, self.start = 1, 0
+        self._drawn: tuple[int | None, tuple[Tensor, ...]] = None, ()
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Names the epoch, counted from 1, whose batches come next.
@@ -81,36 +94,52 @@ class Loader:
             raise DataError(f"batch {start} asked of a loader as the first of an epoch, which has {len(self)}")
         self.epoch, self.start = epoch, start
 
+    def view(self, epoch: int) -> int | None:
+        """The fixed view that an epoch shows, counted from 0; None where every epoch draws anew."""
+        return (epoch - 1) % self.views if self.views else None
+
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever it is begun."""
         whole, rest = divmod(len(self.split), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._batches(self.epoch, self.start)
+        return self._batches(self._requests(self.epoch, self.start), self.epoch, self.view(self.epoch))
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def of_view(self, view: int, index: Int64[Tensor, " m"]) -> Iterator[Batch]:
+        """The images at `index`, in that order, as a fixed view shows them; in batches that depend on nothing else."""
+        table = self._table(view)
+        requests = ((part, tuple(rows[part] for rows in table)) for part in index.split(VIEW_BATCH))
+        return self._batches(requests, view + 1, view)
+
+    def _batches(self, requests: Iterable[Request], epoch: int, view: int | None) -> Iterator[Batch]:
         asked: deque[Tensor] = deque()  # a split may look at requests ahead
 
-        def requests() -> Iterator[Request]:
-            for index, draws in self._requests(epoch, start):
+        def noted() -> Iterator[Request]:
+            for index, draws in requests:
                 asked.append(index)
                 yield index, draws
 
-        for images in self.split.read(requests(), self.augment):
+        for images in self.split.read(noted(), self.augment):
             index = asked.popleft()
-            yield Batch(normalise(images, self.mean, self.std), self.split.labels[index], index, epoch)
+            yield Batch(normalise(images, self.mean, self.std), self.split.labels[index], index, epoch, view)
+
+    def _table(self, view: int) -> tuple[Tensor, ...]:
+        """What is drawn for all images in a fixed view; the last one asked for is kept."""
+        if self._drawn[0] != view:
+            self._drawn = view, self.augment.draw(len(self.split), _generator(VIEWS, view))
+        return self._drawn[1]
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request]:
         # The order is drawn first, so it is the same whether or not the images are augmented.
-        mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1)
-        generator = torch.Generator().manual_seed(int(mixed[0]))
-        n = len(self.split)
+        generator = _generator(self.seed, epoch)
+        n, view = len(self.split), self.view(epoch)
+        table = None if view is None else self._table(view)
         order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
         for k in range(len(self)):
             index = order[k * self.batch_size : (k + 1) * self.batch_size]
             # For the whole batch, and for batches left out too: what a process draws does not depend on what it is given.
-            draws = self.augment.draw(len(index), generator)
+            draws = self.augment.draw(len(index), generator) if table is None else tuple(part[index] for part in table)
             if k >= start:
                 parts = [part.tensor_split(self.world)[self.rank] for part in (index, *draws)]
                 yield parts[0], tuple(parts[1:])

@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
+from letkd.supervision.labels import Labels
 from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
 
 TOKENS = (
@@ -22,11 +24,15 @@ TOKENS = (
 
 @dataclass
 class View:
-    """What a method sees of one step: the batch, and both networks' features by role (`logits` among them)."""
+    """What a method sees of one step: the batch, and both networks' features by role (`logits` among them).
+
+    With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site.
+    """
 
     batch: Batch
     student: dict[str, Tensor]
     teacher: dict[str, Tensor]
+    labels: dict[str, Labels] = field(default_factory=dict)
 
 
 class Side:
@@ -88,6 +94,24 @@ class Fitting:
     role: str
     term: str
     ratio: tuple[int, int] = (1, 1)
+
+    def f_T(self, features: Mapping[str, Tensor]) -> Tensor:
+        """The map that the supervision sees, of the teacher's features by role."""
+        f_T = features[self.role]
+        return f_T if self.ratio == (1, 1) else F.avg_pool2d(f_T, self.ratio)  # supplement 2.2
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.cache`).
+
+    Args:
+        vectors: roles whose features, one vector an image, are read.
+        labels: sites whose labels are read.
+    """
+
+    vectors: tuple[str, ...] = ()
+    labels: Mapping[str, Fitting] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,6 +184,10 @@ class Method(nn.Module):
     def fittings(self) -> dict[str, Fitting]:
         """Offline parts by site."""
         return {}
+
+    def lessons(self) -> Lessons | None:
+        """What a cache must keep for this method; None where its steps need whole maps of the teacher, which none keeps."""
+        return None
 
     def term_names(self) -> tuple[str, ...]:
         """The names of its loss terms, known once built. Where all of them weigh 0 the method is left out of the step."""

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from letkd.errors import TapError, UnsupportedPair
-from letkd.methods.base import Fitting, Method, Side, View
+from letkd.methods.base import Fitting, Lessons, Method, Side, View
 from letkd.supervision.crd_bank import CRDBank, need_index
 
 
@@ -82,6 +82,9 @@ class CRD(Method):
 
     def fittings(self) -> dict[str, Fitting]:
         return {self.name: Fitting(self.bank, "pooled", self.name)}
+
+    def lessons(self) -> Lessons:
+        return Lessons(vectors=("pooled",))
 
     def terms(self, view: View) -> dict[str, Tensor]:
         index, bank = need_index(view.batch.index), self.bank

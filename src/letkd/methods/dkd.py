@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import UnsupportedPair
-from letkd.methods.base import Method, Side, View
+from letkd.methods.base import Lessons, Method, Side, View
 
 
 def tckd(
@@ -93,6 +93,9 @@ class DKD(Method):
                 f"DKD compares the classes other than the target, and of {student.num_classes} classes one is left, with nothing to "
                 "compare; use KD"
             )
+
+    def lessons(self) -> Lessons:
+        return Lessons(vectors=("logits",))
 
     def terms(self, view: View) -> dict[str, Tensor]:
         factor = min(view.batch.epoch / max(self.warmup, 1), 1.0)

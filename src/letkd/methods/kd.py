@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from letkd.methods.base import Method, View
+from letkd.methods.base import Lessons, Method, View
 
 
 def kd_loss(logits_S: Float[Tensor, "b C"], logits_T: Float[Tensor, "b C"], T: float = 4.0) -> Float[Tensor, ""]:
@@ -35,6 +35,9 @@ class KD(Method):
     def __init__(self, T: float = 4.0):
         super().__init__()
         self.T = float(T)
+
+    def lessons(self) -> Lessons:
+        return Lessons(vectors=("logits",))
 
     def terms(self, view: View) -> dict[str, Tensor]:
         return {"kd": kd_loss(view.student["logits"], view.teacher["logits"], self.T)}

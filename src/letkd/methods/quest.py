@@ -9,9 +9,10 @@ from letkd.errors import UnsupportedPair
 from letkd.functional import pixel_kl, pool_ratio, pool_to
 from letkd.fused import label_kl, log_partition
 from letkd.layer import CosineConv1x1
-from letkd.methods.base import Fitting, Method, Side, View, as_table, collected, construct
+from letkd.methods.base import Fitting, Lessons, Method, Side, View, as_table, collected, construct
 from letkd.methods.site import Site
 from letkd.supervision import KMeansSupervision
+from letkd.supervision.labels import as_maps
 
 
 class QUEST(Method):
@@ -75,11 +76,18 @@ class QUEST(Method):
     def _teacher_role(self, role: str) -> str:
         return role + self.sites[role].supervision.reads
 
+    def _f_T(self, role: str, view: View, x: Tensor) -> Tensor:
+        """The teacher's map at a site, of the size of the student's."""
+        return pool_to(view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1]), role)
+
     def fittings(self) -> dict[str, Fitting]:
         return {
             role: Fitting(site.supervision, self._teacher_role(role), f"kd/{role}", self._ratio[role])
             for role, site in self.sites.items()
         }
+
+    def lessons(self) -> Lessons:
+        return Lessons(labels=self.fittings())
 
     def term_names(self) -> tuple[str, ...]:
         return tuple(f"kd/{role}" for role in self.sites)
@@ -87,14 +95,17 @@ class QUEST(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = {}
         for role, site in self.sites.items():
-            x = view.student[self._student_role(role)]
-            f_T = pool_to(view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1]), role)
+            x, held = view.student[self._student_role(role)], view.labels.get(role)
             if self.fused:
-                labels = site.supervision.labels(f_T, view.batch.y)  # Alg. 1, online; Alg. 2, online
+                labels = held or site.supervision.labels(
+                    self._f_T(role, view, x), view.batch.y
+                )  # Alg. 1, online; Alg. 2, online
                 loss = label_kl(labels, x, self._omega[role].kernels(), self._log_Z(role, view))  # Alg. 3: L_KD
-            else:
-                p_T = site.supervision.p_T(f_T, view.batch.y)  # Alg. 1, online; Alg. 2, online
+            elif held is None:
+                p_T = site.supervision.p_T(self._f_T(role, view, x), view.batch.y)  # Alg. 1, online; Alg. 2, online
                 loss = pixel_kl(p_T, self._a(role, view))  # Alg. 3: L_KD, p_S = softmax(a)
+            else:
+                loss = pixel_kl(as_maps(held, (x.shape[-2], x.shape[-1])), self._a(role, view))
             losses[f"kd/{role}"] = loss
         return losses
 

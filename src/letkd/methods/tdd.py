@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
-from letkd.methods.base import Fitting, Method, Side, View
+from letkd.methods.base import Fitting, Lessons, Method, Side, View
 from letkd.methods.quest import module_name
 from letkd.supervision.tree import TreeSupervision
 
@@ -77,6 +77,9 @@ class TDD(Method):
 
     def fittings(self) -> dict[str, Fitting]:
         return {f"{self.name}/{role}": Fitting(tree, role, self.name) for role, tree in self.trees.items()}
+
+    def lessons(self) -> Lessons:
+        return Lessons()  # the groups are fitted; a step reads nothing of the teacher
 
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = []

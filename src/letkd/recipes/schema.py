@@ -81,6 +81,11 @@ class Train(_Table):
         default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
     )
     fold_teacher: bool = Field(default=False, description="the teacher runs with BN folded into its convolutions")
+    cache_views: int | None = Field(
+        default=None,
+        ge=1,
+        description="so many fixed views of every image, the teacher run once on each; fresh ones if not given",
+    )
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time; for GPUs")
 
 

@@ -9,7 +9,20 @@ from torch import Tensor, nn
 
 from letkd.errors import FitError, NonFiniteError, NotFittedError
 from letkd.functional import pixels
-from letkd.supervision.labels import Labels, Rows
+from letkd.supervision.labels import Entries, Labels, Rows, few
+
+KEPT = 1e-4  # a cache leaves out labels below this share of their pixel's largest
+
+
+def narrow(numbers: Int[Tensor, "n"], below: int = 2**16) -> Int[Tensor, "n"]:
+    """Numbers from 0 up in 16 bits, those from 2^15 on as negative ones, or in 32 bits where they run beyond."""
+    return numbers.to(torch.int16 if below <= 2**16 else torch.int32)
+
+
+def widen(numbers: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """What `narrow` was given."""
+    wide = numbers.to(torch.int64)
+    return wide & 0xFFFF if numbers.dtype == torch.int16 else wide
 
 
 class Supervision(nn.Module):
@@ -45,6 +58,10 @@ class Supervision(nn.Module):
         """What, besides teacher, tap and data, the fitted buffers depend on: part of an artefact's fingerprint."""
         return {}
 
+    def label_settings(self) -> dict[str, object]:
+        """What, besides the fitted buffers and the teacher's map, the labels depend on: part of a cache's fingerprint."""
+        return {}
+
     @property
     def is_fitted(self) -> bool:
         return all(getattr(self, name) is not None for name in self.fitted_buffers)
@@ -78,6 +95,18 @@ class Supervision(nn.Module):
     def labels(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Labels:
         """The same labels, pixels as rows, in the form that takes least: the fused loss reads them."""
         return Rows(pixels(self.p_T(f_T, y)))
+
+    def pack(self, labels: Labels) -> dict[str, Tensor]:
+        """Labels as a cache keeps them: the few largest of each pixel, their probabilities in half precision."""
+        kept = few(labels, KEPT)
+        return {"count": narrow(kept.count()), "index": narrow(kept.index, kept.K), "prob": kept.prob.to(torch.float16)}
+
+    def unpack(self, packed: dict[str, Tensor]) -> Labels:
+        """The labels of the pixels that `pack` gave these rows of, scaled to sum to one again."""
+        count, prob = widen(packed["count"]), packed["prob"].float()
+        pixel = torch.repeat_interleave(count)
+        prob = prob / prob.new_zeros(len(count)).index_add_(0, pixel, prob)[pixel]
+        return Entries(widen(packed["index"]), prob, count.cumsum(dim=0) - count, self.num_labels())
 
     def _check_map(self, f_T: Tensor) -> None:
         if not torch.isfinite(f_T).all():

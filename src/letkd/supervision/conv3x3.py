@@ -36,6 +36,9 @@ class ConvSupervision(Supervision):
             raise UnsupportedPair(f"{self} takes its K from the teacher's 3x3 convolution: give it to a Distiller first")
         return self.K
 
+    def label_settings(self) -> dict[str, object]:
+        return {"tau": self.tau}
+
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         return torch.softmax(self.tau * f_T.to(torch.promote_types(f_T.dtype, torch.float32)), dim=1)  # section 4.2.1
 

@@ -109,6 +109,9 @@ class KMeansSupervision(Supervision):
     def settings(self) -> dict[str, object]:
         return {"K": self.K, "pixels_per_centre": self.pixels_per_centre, "iterations": self.iterations, "seed": self.seed}
 
+    def label_settings(self) -> dict[str, object]:
+        return {"tau": self.tau, "least": self.least, "scale_free": self.scale_free}
+
     def reset(self) -> None:
         super().reset()
         self._reservoir = None

@@ -48,9 +48,12 @@ class Entries:
         p[self._pixel(), self.index] = self.prob
         return p
 
+    def count(self) -> Int[Tensor, "n"]:
+        """How many entries each pixel has."""
+        return torch.cat([self.start[1:], self.start.new_tensor([len(self.index)])]) - self.start
+
     def _pixel(self) -> Int[Tensor, "e"]:
-        end = torch.cat([self.start[1:], self.start.new_tensor([len(self.index)])])
-        return torch.repeat_interleave(end - self.start)
+        return torch.repeat_interleave(self.count())
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,25 @@ class Table:
 
 
 Labels = Rows | Entries | Table
+
+
+def as_maps(labels: Labels, size: tuple[int, int]) -> Float[Tensor, "b K h w"]:
+    """All of p_T as maps of height and width `size`."""
+    return labels.dense().unflatten(0, (-1, *size)).permute(0, 3, 1, 2)
+
+
+def few(labels: Labels, least: float) -> Entries:
+    """The labels above `least` times their pixel's largest, scaled to sum to one again."""
+    if isinstance(labels, Entries):
+        n, K, pixel, index, prob = len(labels.start), labels.K, labels._pixel(), labels.index, labels.prob
+        peak = prob.new_zeros(n).scatter_reduce_(0, pixel, prob, "amax")
+        kept = prob > least * peak[pixel]
+        pixel, index, prob = pixel[kept], index[kept], prob[kept]
+    else:
+        p = labels.dense()
+        n, K = p.shape
+        pixel, index = (p > least * p.amax(dim=1, keepdim=True)).nonzero(as_tuple=True)
+        prob = p[pixel, index]
+    count = torch.bincount(pixel, minlength=n)
+    prob = prob / prob.new_zeros(n).index_add_(0, pixel, prob)[pixel]
+    return Entries(index, prob, count.cumsum(dim=0) - count, K)

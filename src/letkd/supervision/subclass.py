@@ -8,8 +8,8 @@ from torch import Tensor
 
 from letkd.errors import FitError
 from letkd.functional import pixels
-from letkd.supervision.base import Supervision
-from letkd.supervision.labels import Labels, Table
+from letkd.supervision.base import Supervision, narrow, widen
+from letkd.supervision.labels import Labels, Table, as_maps
 from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
 
 
@@ -94,6 +94,9 @@ class SubclassSupervision(Supervision):
         names = ("K", "r", "C", "smoothing", "pixels_per_class", "memory", "iterations", "seed")
         return {name: getattr(self, name) for name in names}
 
+    def label_settings(self) -> dict[str, object]:
+        return {"prototypes_online": self.prototypes_online}
+
     def reset(self) -> None:
         super().reset()
         self._moments = self._reservoir = None
@@ -177,8 +180,16 @@ class SubclassSupervision(Supervision):
         return Table(self.s_T_, k_star)  # section 4.2.2; Alg. 2, online: p_T ← s_T(k*)
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
-        b, _, h, w = f_T.shape
-        return self.labels(f_T, y).dense().reshape(b, h, w, -1).permute(0, 3, 1, 2)
+        return as_maps(self.labels(f_T, y), (f_T.shape[-2], f_T.shape[-1]))
+
+    def pack(self, labels: Labels) -> dict[str, Tensor]:
+        """One number a pixel: its row of s_T."""
+        if not isinstance(labels, Table):
+            raise FitError(f"{self} at {self.where!r} keeps rows of its own table and was given {type(labels).__name__}")
+        return {"at": narrow(labels.at, len(labels.rows))}
+
+    def unpack(self, packed: dict[str, Tensor]) -> Labels:
+        return Table(self.s_T_, widen(packed["at"]))
 
     def extra_repr(self) -> str:
         return f"K={self.K}, r={self.r}"

@@ -61,6 +61,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         seed=recipe.train.seed,
         rank=rank,
         world=world,
+        views=recipe.train.cache_views or 0,
     )
 
 
@@ -102,6 +103,8 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         example=example,
         fused=recipe.train.fused,
     )
+    if recipe.train.cache_views:
+        distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)
 
 

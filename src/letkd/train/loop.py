@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
+from letkd.cache import TeacherCache
 from letkd.data import Dataset, FileSplit, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
@@ -52,7 +53,8 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     """Train as the recipe says, in `folder`; a run that was stopped goes on, one that is finished just gives its result.
 
     Args:
-        supervision: folder with fitted supervisions to share between runs; `folder/supervision` where not given.
+        supervision: folder with fitted supervisions and what is cached of the teacher, to share between runs; `folder/supervision`
+            where not given.
         save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
@@ -70,15 +72,25 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
         distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
     with run.begin() if fabric.is_global_zero else nullcontext():
         wait_for_all()
-        fit(distiller, recipe, data, supervision or run.path / "supervision")
+        shared = Path(supervision or run.path / "supervision")
+        fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
-            return _Run(fabric, run, distiller, data, save_minutes, wish).train()
+            return _Run(fabric, run, distiller, data, shared, save_minutes, wish).train()
 
 
 class _Run:
     """One run under way."""
 
-    def __init__(self, fabric: "Fabric", run: RunFolder, distiller: Distiller, data: Dataset, save_minutes: float, wish: Wish):
+    def __init__(
+        self,
+        fabric: "Fabric",
+        run: RunFolder,
+        distiller: Distiller,
+        data: Dataset,
+        shared: Path,
+        save_minutes: float,
+        wish: Wish,
+    ):
         self.fabric, self.run, self.distiller, self.data, self.wish = fabric, run, distiller, data, wish
         self.recipe = run.recipe
         if self.recipe.train.sync_bn:
@@ -90,6 +102,8 @@ class _Run:
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
         self.batches = train_loader(self.recipe, data, rank=fabric.global_rank, world=fabric.world_size)
+        if self.recipe.train.cache_views and distiller.teacher is not None:
+            distiller.cache = TeacherCache(distiller, self.batches, shared / "views")
         self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
         self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
         self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
@@ -148,6 +162,9 @@ class _Run:
             self.optimizer.state.clear()  # a phase begins without the momentum of the one before
         self.model.train()
         self.batches.set_epoch(state.epoch, start=state.step)
+        if self.distiller.cache is not None:
+            with self.fabric.autocast():
+                self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._heed)
         for batch in islice(self.batches, self.steps - state.step):
             batch = replace(batch.to(self.fabric.device), epoch=number)
             step = self.model(batch)
