@@ -63,6 +63,8 @@ def take_a_step(recipe, data: Dataset, folder: Path) -> None:
     distiller = build.build_distiller(recipe, data).train()
     build.fit(distiller, recipe, data, folder)
     optimizer = sgd(distiller, recipe.optim)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-6  # with an untrained teacher's features the first phases of AB and FSP would blow up
     phases = [*(phase.weights for phase in recipe.phases), recipe.weights]
     for number, terms in enumerate(phases, start=1):
         distiller.set_weights(terms)

@@ -26,12 +26,14 @@ def compare(
 ) -> None:
     """Teach the same student by several methods and print one table. Stopped half-way, the same command goes on."""
     from letkd.recipes import list_methods, list_pairs
+    from letkd.report.paper import place
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
         if pair is None:
             raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
-    rows = [name for name in list_methods() if name != "teacher"] if methods == "all" else methods.split(",")
+    every = sorted((name for name in list_methods() if name != "teacher"), key=place)  # as the paper's tables have them
+    rows = every if methods == "all" else methods.split(",")
     folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     show(
