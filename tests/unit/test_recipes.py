@@ -130,6 +130,13 @@ def test_layers_override_in_order(tmp_path):
     assert resolve(own, settings=["data.root=some/folder"]).data.root == "some/folder"
 
 
+def test_a_key_that_one_table_has_may_stand_alone():
+    recipe = resolve("cifar100/rn56-rn20/letkd-2", settings=["epochs=1", "lr=0.2", "batch_size=32", "title=mine"])
+    assert (recipe.train.epochs, recipe.optim.lr, recipe.data.batch_size, recipe.title) == (1, 0.2, 32, "mine")
+    with pytest.raises(RecipeError, match="unknown key 'model'"):
+        resolve("cifar100/rn56-rn20/letkd-2", settings=["model=resnet8"])  # student or teacher?
+
+
 @pytest.mark.parametrize(
     ("setting", "path", "value"),
     [

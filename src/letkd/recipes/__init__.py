@@ -8,7 +8,7 @@ from typing import Any
 from letkd.errors import RecipeError, nearest
 from letkd.recipes.layers import dotted, has, leaves, merge
 from letkd.recipes.quick import quick_layer
-from letkd.recipes.schema import Recipe, validate
+from letkd.recipes.schema import Recipe, full_path, validate
 
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
@@ -163,7 +163,10 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands."""
+    """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands.
+
+    A key that only one table has may be given alone: `epochs=1` is `train.epochs=1`.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or key.count(".") > DEEPEST:
         raise RecipeError(f"--set {text!r:.200}: write key=value, as in optim.lr=0.01")
@@ -175,4 +178,4 @@ def _parse(text: str) -> dict[str, Any]:
         ((path, _),) = leaves(tomllib.loads(f"{key} = 0"))
     except tomllib.TOMLDecodeError:
         path = tuple(key.strip().split("."))
-    return _nested(path, found)
+    return _nested(full_path(path), found)

@@ -111,6 +111,15 @@ class Recipe(_Table):
     phases: list[Phase] = []
 
 
+def full_path(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The path that a key given alone means, where only one of the tables has it; any other path as it is."""
+    if len(path) != 1 or path[0] in Recipe.model_fields:
+        return path
+    tables: dict[str, type[BaseModel]] = {"data": Data, "optim": Optim, "train": Train}
+    found = [name for name, table in tables.items() if path[0] in table.model_fields]
+    return (found[0], *path) if len(found) == 1 else path
+
+
 def validate(table: dict[str, Any], where: str) -> Recipe:
     """A recipe from a merged table, or one error that names everything wrong with it."""
     try:
