@@ -17,10 +17,10 @@ from letkd.train.stop import polite_stop
 Run = tuple[Recipe, Path, Path]  # the recipe, its folder, the folder of the fitted supervisions
 
 
-def spread(runs: Sequence[Run], jobs: int) -> None:
+def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0) -> None:
     """Train them all, at most `jobs` at a time; the cores are shared. What fails is told when the others have ended.
 
-    A stop is passed on: each run finishes its step and writes its checkpoint.
+    A stop is passed on: each run finishes its step and writes its checkpoint. `save_minutes` is as for `train`.
     """
     start = multiprocessing.get_context("spawn").Process
     threads = max(1, torch.get_num_threads() // jobs)
@@ -30,7 +30,7 @@ def spread(runs: Sequence[Run], jobs: int) -> None:
         while waiting or at_work:
             while waiting and len(at_work) < jobs and not wish.asked:
                 recipe, folder, supervision = waiting.pop(0)
-                at_work[folder] = start(target=_work, args=(recipe, folder, supervision, threads))
+                at_work[folder] = start(target=_work, args=(recipe, folder, supervision, threads, save_minutes))
                 at_work[folder].start()
             if wish.asked:
                 for process in at_work.values():
@@ -47,13 +47,13 @@ def spread(runs: Sequence[Run], jobs: int) -> None:
         raise RunError(f"{', '.join(map(str, failed))} failed, the others ended; what they said stands above")
 
 
-def _work(recipe: Recipe, folder: Path, supervision: Path, threads: int) -> None:
+def _work(recipe: Recipe, folder: Path, supervision: Path, threads: int, save_minutes: float) -> None:
     from letkd.train.loop import train
 
     set_quiet(True)
     torch.set_num_threads(threads)
     try:
-        train(recipe, folder, supervision=supervision)
+        train(recipe, folder, supervision=supervision, save_minutes=save_minutes)
     except Stopped:
         sys.exit(RESUME_ME)
     except LetkdError as error:

@@ -44,7 +44,7 @@ def run_trials(
     if jobs > 1 and len(left) > 1:
         data = read_data(recipe)
         fit(build_distiller(recipe, data), recipe, data, shared)  # once, for all of them
-        spread(left, jobs)
+        spread(left, jobs, save_minutes=save_minutes)
     return [train(trial, path, supervision=shared, save_minutes=save_minutes) for trial, path, _ in runs]
 
 
