@@ -22,7 +22,7 @@ def analyse(
     data: Annotated[
         str | None, typer.Option(help="Instead of a pair: the first one of this data set, e.g. digits.", show_default=False)
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Seeds for each row.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each row.")] = 3,
     classes: Annotated[
         int | None, typer.Option(min=2, help="For cost: number of classes.", show_default="the data set's")
     ] = None,
