@@ -48,7 +48,7 @@ HOSTILE = [
     "-1",
     "nan",
     "9" * 400,
-    "../..",
+    "../nowhere",
     "/dev/null",
     "a\nb",
     "'",

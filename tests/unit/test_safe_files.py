@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import pickle
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import letkd
 from letkd.data import load_data
 from letkd.data.imagenet import DEVKIT, TRUTH
 from letkd.data.pictures import read_picture
+from letkd.deploy.runners import program_runner
 from letkd.errors import DataError, LetkdError
 from letkd.models import create_model, load_weights, save_weights
 from letkd.recipes import resolve
@@ -151,10 +154,35 @@ def test_bombs_of_brackets(tmp_path):
         run.rows()
 
 
+@pytest.mark.parametrize("where", ["sample inputs", "weights", "sizes"])
+def test_as_an_exported_program(bomb, where, tmp_path):
+    """torch.export by itself would run all three."""
+    b = torch.export.Dim("b", min=1, max=64)
+    program = torch.export.export(torch.nn.Linear(2, 3), (torch.zeros(2, 2),), dynamic_shapes=({0: b},))
+    stream = io.BytesIO()
+    torch.export.save(program, stream)
+    made = io.BytesIO()
+    with zipfile.ZipFile(stream) as honest, zipfile.ZipFile(made, "w") as forged:
+        for name in honest.namelist():
+            content = honest.read(name)
+            if (where == "sample inputs" and "sample_inputs" in name) or (where == "weights" and name.endswith("weight_0")):
+                content = as_torch_file(bomb, tmp_path)
+            elif where == "weights" and name.endswith("model_weights_config.json"):
+                content = content.replace(b'"use_pickle": false', b'"use_pickle": true')
+            elif where == "sizes" and name.endswith("models/model.json"):
+                code = f"__import__('pathlib').Path('{tmp_path / 'ran'}').touch()"
+                content, n = re.subn(rb'"expr_str": "[^"]*"', f'"expr_str": "{code}"'.encode(), content)
+                assert n
+            forged.writestr(name, content)
+    with pytest.raises(LetkdError, match=r"damaged or no torch\.export file"):
+        program_runner(made.getvalue(), "evil.pt2")
+
+
 # Where the source may do what it may not do elsewhere, and why.
 ALLOWED = {
     "exec": {"models/base.py"},  # a model of one's own, from a file that the person named on the command line
-    "importlib.import_module": {"models/base.py", "models/extras.py", "__init__.py"},  # likewise; and this package's own parts
+    # Likewise; libraries that are optional, by fixed names; this package's own parts.
+    "importlib.import_module": {"models/base.py", "models/extras.py", "deploy/runners.py", "__init__.py"},
 }
 FORBIDDEN = (
     *(

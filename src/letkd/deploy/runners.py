@@ -2,11 +2,16 @@
 
 import importlib
 import io
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import sympy
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
@@ -18,6 +23,21 @@ from letkd.student import load_student, read_header
 from letkd.taps import as_logits
 
 FACTS_FILE = f"{KEY}.json"
+# What torch writes into the sizes of an exported program.
+FUNCTIONS = {
+    "FloorDiv",
+    "CleanDiv",
+    "CeilToInt",
+    "IntTrueDiv",
+    "Max",
+    "Min",
+    "Mod",
+    "PythonMod",
+    "ModularIndexing",
+    "Pow",
+    "Eq",
+    "Ne",
+}
 
 
 class Runner(nn.Module):
@@ -54,10 +74,30 @@ def program_runner(content: bytes, path: object) -> Runner:
     """A `torch.export` file; letkd's own code plays no part in running it."""
     extra = {FACTS_FILE: ""}
     try:
-        program = torch.export.load(io.BytesIO(content), extra_files=extra)
+        with _no_code():
+            program = torch.export.load(io.BytesIO(content), extra_files=extra)
     except Exception as error:  # damaged archives make the reader fail in many ways
         raise CheckpointError(f"{path} is damaged or no torch.export file ({type(error).__name__}); export it again") from error
     return Runner(program.module(), facts_from_json(_text(extra[FACTS_FILE]), path))
+
+
+@contextmanager
+def _no_code() -> Iterator[None]:
+    """While this lasts torch runs no code out of an archive: it refuses pickles, and sizes that are more than arithmetic.
+
+    torch.export unpickles what an archive says is no plain tensor, and sympy evaluates the sizes in it as Python.
+    """
+    original = sympy.sympify
+
+    def arithmetic(text: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(text, str):
+            calls = set(re.findall(r"(\w+)\s*\(", text)) - FUNCTIONS
+            if not re.fullmatch(r"[\w\s+*/(),<>=-]*", text) or calls:
+                raise ValueError(f"{text!r:.60} is no size")
+        return original(text, *args, **options)
+
+    with patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}), patch.object(sympy, "sympify", arithmetic):
+        yield
 
 
 def onnx_runner(content: bytes, path: object) -> Runner:
