@@ -25,18 +25,9 @@ from letkd.taps import as_logits
 FACTS_FILE = f"{KEY}.json"
 # What torch writes into the sizes of an exported program.
 FUNCTIONS = {
-    "FloorDiv",
-    "CleanDiv",
-    "CeilToInt",
-    "IntTrueDiv",
-    "Max",
-    "Min",
-    "Mod",
-    "PythonMod",
-    "ModularIndexing",
-    "Pow",
-    "Eq",
-    "Ne",
+    *("Symbol", "Integer", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod"),
+    *("FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "PythonMod", "ModularIndexing", "CeilToInt", "FloorToInt"),
+    *("Equality", "Unequality", "LessThan", "StrictLessThan", "GreaterThan", "StrictGreaterThan", "And", "Or", "Not"),
 }
 
 
@@ -91,8 +82,8 @@ def _no_code() -> Iterator[None]:
 
     def arithmetic(text: Any, *args: Any, **options: Any) -> Any:
         if isinstance(text, str):
-            calls = set(re.findall(r"(\w+)\s*\(", text)) - FUNCTIONS
-            if not re.fullmatch(r"[\w\s+*/(),<>=-]*", text) or calls:
+            plain = re.sub(r"Symbol\('\w+'", "Symbol(", text)
+            if not re.fullmatch(r"[\w\s+*/(),<>=-]*", plain) or set(re.findall(r"(\w+)\s*\(", plain)) - FUNCTIONS:
                 raise ValueError(f"{text!r:.60} is no size")
         return original(text, *args, **options)
 
