@@ -33,7 +33,7 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 
 def commands(page: str) -> list[list[str]]:
-    lines = [line for kind, _, text in blocks(page) if kind == "console" for line in text.splitlines()]
+    lines = [line for kind, _, text in blocks(page) if kind == "sh" for line in text.splitlines()]
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -45,7 +45,7 @@ def code_of(command: Callable[[], None]) -> int:
     return 0
 
 
-def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "console")) -> dict:
+def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "sh")) -> dict:
     """Do what a page says, from its first block to its last, in the current folder; returns Python's names."""
     monkeypatch.syspath_prepend(Path.cwd())
     names: dict = {}
@@ -54,7 +54,7 @@ def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "conso
             Path(title).write_text(text, encoding="utf-8")
         elif kind == "python" and kind in kinds:
             exec(compile(text, page, "exec"), names)
-        elif kind == "console" and kind in kinds:
+        elif kind == "sh" and kind in kinds:
             for line in text.splitlines():
                 monkeypatch.setattr(sys, "argv", shlex.split(line))
                 assert code_of(main) == 0, line
