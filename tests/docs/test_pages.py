@@ -155,6 +155,12 @@ def test_the_reference_lists_every_public_name():
     assert {cls.__name__ for cls in METHODS.values()} <= set(members)
 
 
+def test_the_pages_are_built_with_warnings_as_errors():
+    """With --quiet, mkdocs counts no warnings and --strict finds none."""
+    (command,) = re.findall(r"^\t.*mkdocs build (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert command == "--strict"
+
+
 def test_nothing_is_fetched_from_elsewhere():
     """Pages, style and settings name no address that a browser would load by itself."""
     sources = [ROOT / "mkdocs.yml", *DOCS.glob("*.css")]
