@@ -30,9 +30,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Warnings are errors; nothing is fetched. The pages are in build/site.
+# Warnings are errors, which --quiet would hide; nothing is fetched. The pages are in build/site.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The wheel, installed and used where there is no source.
 wheel-test: $(READY)

@@ -33,7 +33,7 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 
 def commands(page: str) -> list[list[str]]:
-    lines = [line for kind, _, text in blocks(page) if kind == "console" for line in text.splitlines()]
+    lines = [line for kind, _, text in blocks(page) if kind == "sh" for line in text.splitlines()]
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -45,7 +45,7 @@ def code_of(command: Callable[[], None]) -> int:
     return 0
 
 
-def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "console")) -> dict:
+def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "sh")) -> dict:
     """Do what a page says, from its first block to its last, in the current folder; returns Python's names."""
     monkeypatch.syspath_prepend(Path.cwd())
     names: dict = {}
@@ -54,7 +54,7 @@ def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "conso
             Path(title).write_text(text, encoding="utf-8")
         elif kind == "python" and kind in kinds:
             exec(compile(text, page, "exec"), names)
-        elif kind == "console" and kind in kinds:
+        elif kind == "sh" and kind in kinds:
             for line in text.splitlines():
                 monkeypatch.setattr(sys, "argv", shlex.split(line))
                 assert code_of(main) == 0, line
@@ -153,6 +153,12 @@ def test_the_reference_lists_every_public_name():
     members = re.search(r"members: \[(.*)\]", page)[1].split(", ")
     assert set(members) == {*letkd.methods.__all__} - {"METHODS"}
     assert {cls.__name__ for cls in METHODS.values()} <= set(members)
+
+
+def test_the_pages_are_built_with_warnings_as_errors():
+    """With --quiet, mkdocs counts no warnings and --strict finds none."""
+    (command,) = re.findall(r"^\t.*mkdocs build (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert command == "--strict"
 
 
 def test_nothing_is_fetched_from_elsewhere():
