@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from letkd import methods
     from letkd.batch import Batch
+    from letkd.cache import TeacherCache
     from letkd.distiller import Distiller, Step
     from letkd.errors import LetkdError
     from letkd.layer import CosineConv1x1, KDLayer, soft_match
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "methods": "letkd.methods",
     "Batch": "letkd.batch",
+    "TeacherCache": "letkd.cache",
     "Distiller": "letkd.distiller",
     "Step": "letkd.distiller",
     "LetkdError": "letkd.errors",

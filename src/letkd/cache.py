@@ -137,9 +137,8 @@ class TeacherCache:
         labels: dict[str, Labels] = {}
         index = batch.index.tolist()
         for name, item in items.items():
-            images = [self._shards[name][i // SHARD].image(i % SHARD) for i in index]
-            packed = {key: torch.cat([image[key] for image in images]).to(batch.x.device) for key in images[0]}
-            item.unpack(packed, teacher, labels)
+            packed = _joined([self._shards[name][i // SHARD].image(i % SHARD) for i in index])
+            item.unpack({key: rows.to(batch.x.device) for key, rows in packed.items()}, teacher, labels)
         return teacher, labels
 
     def prepare(self, view: int, heed: Callable[[], object] = lambda: None) -> None:
@@ -214,7 +213,7 @@ class TeacherCache:
             for name, item in lacking.items():
                 packed[name].append({key: rows.cpu() for key, rows in item.pack(features, batch.y.to(device)).items()})
         for name, parts in packed.items():
-            tensors = {key: torch.cat([part[key] for part in parts]).contiguous() for key in parts[0]}
+            tensors = _joined(parts)
             path, text = self._path(name, origins[name], view, s), _text(origins[name], view, s)
             # One entry: with several the header's order, and so the file's bytes, would differ from time to time.
             write_whole(path, save(tensors, metadata={"origin": f"{checksum(tensors, text)} {text}"}))
@@ -246,6 +245,11 @@ class TeacherCache:
             return None
         self._sound.add(path)
         return Shard(tensors, min(SHARD, len(self.loader.split) - s * SHARD))
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    with torch.autocast("cpu", enabled=False):  # there it refuses to join what is of half precision
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def _text(origin: str, view: int, s: int) -> str:

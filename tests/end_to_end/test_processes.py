@@ -42,6 +42,7 @@ def whole(tmp_path_factory, teacher):  # noqa: F811
     folder = tmp_path_factory.mktemp("processes")
     plain = {name: recipe_for(name, teacher) for name in ("ce", "crd", "letkd-2")}
     exact = {f"exact-{name}": recipe_for(name, teacher, *EXACT) for name in ("letkd-2", "tdd")}
+    exact["exact-kd-cached"] = recipe_for("kd", teacher, *EXACT, "train.cache_views=2")
     recipes = write_recipes(folder / "recipes", {**plain, **exact})
     done = torchrun(recipes, folder / "whole")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -64,13 +65,13 @@ def test_killed_processes_restart_and_end_with_the_same_bits(whole):
         same_end(folder / "whole" / name, folder / "killed" / name, pythons_stream=True)
 
 
-@pytest.mark.parametrize("name", ["exact-letkd-2", "exact-tdd"])
+@pytest.mark.parametrize("name", ["exact-letkd-2", "exact-tdd", "exact-kd-cached"])
 def test_two_processes_are_one_process_at_the_same_global_batch(name, whole):
     """In float64, with BN over both: fits, losses, weights, statistics, evaluation."""
     folder, recipes = whole
     loop.train(recipes[name], folder / f"one-{name}")
     one, two = folder / f"one-{name}", folder / "whole" / name
-    for part in ("student.safetensors", *(f"supervision/{path.name}" for path in (one / "supervision").iterdir())):
+    for part in ("student.safetensors", *(f"supervision/{path.name}" for path in (one / "supervision").glob("*.safetensors"))):
         a, b = (read_state_dict(path / part) for path in (one, two))
         for key in a:
             torch.testing.assert_close(

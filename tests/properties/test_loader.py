@@ -158,6 +158,40 @@ def test_wrong_ranks_and_starts():
             loader.set_epoch(1, start=start)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    n=sizes, b=st.integers(2, 20), seed=seeds, views=st.integers(1, 4), epoch=epochs, augment=augments, world=st.integers(1, 2)
+)
+def test_a_fixed_view_of_an_image_depends_on_nothing_but_view_and_image(n, b, seed, views, epoch, augment, world):
+    def shown(epoch: int, **options) -> torch.Tensor:
+        x = torch.full((n, 3, 8, 8), torch.nan)
+        parts = [Loader(a_split(n), mean=MEAN, std=STD, augment=augment, rank=r, world=world, **options) for r in range(world)]
+        for loader in parts:
+            loader.set_epoch(epoch)
+            for batch in loader:
+                assert batch.view == (epoch - 1) % views
+                x[batch.index] = batch.x
+        return x
+
+    one = shown(epoch, batch_size=b, seed=seed, shuffle=True, views=views)
+    assert torch.equal(one, shown(epoch + views, batch_size=b + 1, seed=seed + 1, shuffle=True, views=views))
+    loader = Loader(a_split(n), 5, mean=MEAN, std=STD, augment=augment, views=7)
+    index = torch.randperm(n)
+    for batch in loader.of_view((epoch - 1) % views, index):
+        assert torch.equal(batch.x, one[batch.index])
+
+
+def test_views_differ_and_the_order_is_still_drawn_anew_every_epoch():
+    options = {"seed": 3, "shuffle": True, "augment": CropFlip(), "views": 2}
+    first, second, third = (batches(40, 40, epoch, **options)[0] for epoch in (1, 2, 3))
+    assert not torch.equal(first.index, third.index)
+    assert not torch.equal(first.x[first.index.argsort()], second.x[second.index.argsort()])
+    assert torch.equal(first.x[first.index.argsort()], third.x[third.index.argsort()])
+    assert batches(4, 4)[0].view is None
+    with pytest.raises(DataError, match="views=-1: it is a number of fixed views"):
+        batches(4, 4, views=-1)
+
+
 def test_the_order_does_not_depend_on_the_augmentation():
     plain, augmented = (batches(40, 7, seed=5, shuffle=True, augment=a) for a in (None, CropFlip()))
     assert all(torch.equal(p.index, q.index) for p, q in zip(plain, augmented, strict=True))

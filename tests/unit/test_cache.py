@@ -232,7 +232,7 @@ def test_a_view_of_cifar_100_takes_less_than_150_megabytes(tmp_path):
     g = torch.Generator().manual_seed(0)
     C, d, b = 100, 64, 64
     f_T, y = torch.randn(b, d, 8, 8, generator=g), torch.arange(b) % C
-    penultimate, inter = KMeansSupervision(4096, 0.22), SubclassSupervision(8)
+    penultimate, inter = KMeansSupervision(4096, 1.2), SubclassSupervision(8)
     penultimate.rho_, penultimate.nearest_ = torch.randn(4096, d, generator=g), torch.ones(())
     inter.bind("intermediate", d=d, C=C)
     inter.fit([(f_T.repeat(2, 1, 1, 1)[:100], torch.arange(100))])

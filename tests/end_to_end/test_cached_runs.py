@@ -1,0 +1,81 @@
+"""Runs that read the teacher from a cache: killed or stopped anywhere, with it filled or empty, they end with the same bits."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tomli_w
+import torch
+from typer.testing import CliRunner
+
+import letkd.train.loop as loop
+from letkd.cache import TeacherCache
+from letkd.cli.main import app
+from letkd.errors import Stopped
+from letkd.recipes import resolve
+from tests.end_to_end.test_resume import HERE, SMALL, recipe_for, same_end, stopped_after, teacher  # noqa: F401 - a fixture
+
+CACHED = "train.cache_views=2"
+
+
+def test_a_cached_run_killed_anywhere_ends_with_the_same_bits(teacher, tmp_path):  # noqa: F811
+    recipe = recipe_for("letkd-2", teacher, CACHED)
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
+    for name, kills in (("whole", 0), ("killed", 6)):
+        storm = [sys.executable, str(HERE / "kill_storm.py"), tmp_path / "recipe.toml", tmp_path / name, "5", str(kills)]
+        done = subprocess.run(storm, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[1]) >= 3, "hardly a storm"
+    same_end(tmp_path / "whole", tmp_path / "killed", pythons_stream=True)
+
+
+@pytest.mark.parametrize("heeded", [1, 3, 5])  # while view 1 is made; within epoch 1; while view 2 is made
+def test_a_cached_run_stopped_goes_on_whatever_became_of_its_shards(heeded, teacher, tmp_path, monkeypatch):  # noqa: F811
+    recipe = recipe_for("letkd-2", teacher, CACHED)
+    loop.train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stopped_after(heeded, patch)
+        with pytest.raises(Stopped, match=rf"stopped in epoch {1 if heeded < 5 else 2} of 3"):
+            loop.train(recipe, tmp_path / "stopped")
+    torch.manual_seed(123)  # whatever happened in between
+    shutil.rmtree(tmp_path / "stopped" / "supervision" / "views")
+    loop.train(recipe, tmp_path / "stopped")
+    same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_another_seed_and_another_method_of_the_same_needs_make_nothing_anew(teacher, tmp_path, monkeypatch):  # noqa: F811
+    shared = tmp_path / "shared"
+    loop.train(recipe_for("letkd-1", teacher, CACHED), tmp_path / "first", supervision=shared)
+    made = []
+    make = TeacherCache._make
+    monkeypatch.setattr(TeacherCache, "_make", lambda self, *args: made.append(args) or make(self, *args))
+    for method, seed in (("letkd-1", 1), ("quest", 0)):
+        loop.train(recipe_for(method, teacher, CACHED, f"train.seed={seed}"), tmp_path / f"{method}-{seed}", supervision=shared)
+        assert made == []
+    loop.train(recipe_for("kd", teacher, CACHED), tmp_path / "kd", supervision=shared)
+    assert len(made) == 2
+
+
+def test_a_mixed_precision_run_reads_what_its_own_precision_made(teacher, tmp_path):  # noqa: F811
+    shared = tmp_path / "shared"
+    for precision in ("32-true", "bf16-mixed"):
+        settings = (CACHED, f"train.precision={precision}", "train.epochs=1")
+        loop.train(recipe_for("letkd-2", teacher, *settings), tmp_path / precision, supervision=shared)
+    assert len(list((shared / "views").iterdir())) == 4
+
+
+def test_the_flag_and_the_methods_it_does_not_serve(teacher, tmp_path):  # noqa: F811
+    small = [part for text in [*SMALL, "train.epochs=1"] for part in ("--set", text)]
+    options = ["--teacher-weights", str(teacher), "--cache", *small, "--out"]
+    done = CliRunner().invoke(app, ["train", "digits/tiny/kd", *options, str(tmp_path / "kd")])
+    assert done.exit_code == 0, done.output
+    assert resolve(tmp_path / "kd" / "recipe.toml").train.cache_views == 10
+    assert len(list((tmp_path / "kd").rglob("view-*/*.safetensors"))) == 1
+    command = [sys.executable, "-m", "letkd", "train", "digits/tiny/at", *options, str(tmp_path / "at")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "and 'at' needs whole maps; train without it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "at").exists()
