@@ -35,13 +35,16 @@ def crop_flip(
     x = torch.arange(w)
     row = torch.arange(h) + top[:, None] - pad  # [b h], in the unpadded image
     col = torch.where(flip[:, None], w - 1 - x, x) + left[:, None] - pad  # [b w]
-    # Where a pixel comes from is worked out per row and per column, so that the pixels themselves move only once.
     inside_row, inside_col = (row >= 0) & (row < h), (col >= 0) & (col < w)
     row = (h - 1) - ((h - 1) - row.abs()).abs()
     col = (w - 1) - ((w - 1) - col.abs()).abs()
     if mode == "zero":
         row, col = row.clamp(0, h - 1), col.clamp(0, w - 1)
-    cut = _moved(images, row[:, :, None] * w + col[:, None, :])
+    # First whole rows move, then pixels within them: so the indices are those of rows and of columns, never one for every pixel.
+    b, c = images.shape[:2]
+    rows = torch.arange(0, b * c * h, h).view(b, c, 1) + row[:, None]
+    cut = images.reshape(-1, w).index_select(0, rows.flatten()).view(b, c * h, w)
+    cut = cut.gather(2, col[:, None].expand(-1, c * h, -1)).view_as(images)
     if mode == "zero":
         cut *= (inside_row[:, :, None] & inside_col[:, None, :])[:, None]
     return cut
@@ -66,12 +69,9 @@ def rotate_flip(
     col = (cos * x - sin * y + w / 2).floor().long()  # [b h w], in the image before the turn
     row = (sin * x + cos * y + h / 2).floor().long()
     inside = (row >= 0) & (row < h) & (col >= 0) & (col < w)
-    return _moved(images, row.clamp(0, h - 1) * w + col.clamp(0, w - 1)).mul_(inside[:, None])
-
-
-def _moved(images: UInt8[Tensor, "b c h w"], source: Int64[Tensor, "b h w"]) -> UInt8[Tensor, "b c h w"]:
-    """Each pixel from `source`, its place in the flattened image."""
-    return images.flatten(2).gather(2, source.flatten(1)[:, None].expand(-1, images.shape[1], -1)).view_as(images)
+    source = (row.clamp(0, h - 1) * w + col.clamp(0, w - 1)).flatten(1)[:, None]  # [b 1 hw], in the flattened image
+    moved = images.flatten(2).gather(2, source.expand(-1, images.shape[1], -1)).view_as(images)
+    return moved.mul_(inside[:, None])
 
 
 def resized_crop_box(

@@ -15,19 +15,29 @@ class Board(Protocol):
 @contextmanager
 def board(folder: Path, first: int) -> Iterator[Board]:
     """Write rows as scalars by epoch; what an earlier start wrote from epoch `first` on no longer counts."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        yield lambda row: None
-        return
-    with SummaryWriter(str(folder), purge_step=first if first > 1 else None) as writer:
+    writers: list[Any] = []
 
-        def add(row: Mapping[str, Any]) -> None:
+    def add(row: Mapping[str, Any]) -> None:
+        if not writers:
+            writers.append(_writer(folder, first))  # at the first row: importing it would keep the first step waiting
+        for writer in filter(None, writers):
             for name, value in scalars(row):
                 writer.add_scalar(name, value, row["epoch"])
             writer.flush()
 
+    try:
         yield add
+    finally:
+        for writer in filter(None, writers):
+            writer.close()
+
+
+def _writer(folder: Path, first: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=first if first > 1 else None)
 
 
 def scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
