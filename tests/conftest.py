@@ -1,6 +1,7 @@
 """What every test shares: one thread, no bars, shapes checked at every call, and a tiny pair of networks with data to train on."""
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from letkd import progress
 from letkd.batch import Batch
+from letkd.cli.main import main
 from letkd.distiller import Distiller
 from letkd.methods import (
     AB,
@@ -220,3 +222,24 @@ def said(capsys):
 @pytest.fixture
 def stream() -> list[Batch]:
     return a_stream()
+
+
+@pytest.fixture
+def letkd(monkeypatch, capsys, tmp_path):
+    """Run `letkd …` in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    progress.set_quiet(False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

@@ -8,32 +8,10 @@ import tomllib
 
 import pytest
 
-from letkd.cli.main import main
-from letkd.progress import set_quiet
 from letkd.recipes import list_cells, list_methods, resolve
 
 SMALL = ["--set", "train.epochs=1", "--set", "data.fraction=0.05"]
 TINY = [*SMALL, "--student", "resnet8_tiny"]
-
-
-@pytest.fixture
-def letkd(monkeypatch, capsys, tmp_path):
-    """Run `letkd …` in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    set_quiet(False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

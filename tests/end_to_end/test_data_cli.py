@@ -1,33 +1,9 @@
 """`letkd data`, and a run on a tree of image files, as a person meets them."""
 
-import sys
-
 import pytest
 
-from letkd.cli.main import main
-from letkd.progress import set_quiet
 from tests.trees import a_tree, spoil
 from tests.unit.test_imagenets import a_tiny_imagenet, an_imagenet
-
-
-@pytest.fixture
-def letkd(monkeypatch, capsys, tmp_path):
-    """Run `letkd …` in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    set_quiet(False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def row(printed: str, split: str) -> list[str]:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from letkd import KDLayer, create_model, graft, load_student
-from letkd.cli.main import main
 from letkd.data import load_data
 from letkd.data.loader import normalise
 from letkd.deploy.export import FORMATS, as_onnx, trace
@@ -137,24 +136,6 @@ def run_folder(tmp_path_factory) -> Path:
     settings += ["methods.letkd.sites.penultimate.supervision.K=16"]
     train(resolve("digits/tiny", method="letkd-2", settings=settings), folder / "run")
     return folder / "run"
-
-
-@pytest.fixture
-def letkd(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    set_quiet(False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 WITHOUT_LETKD = """

@@ -3,34 +3,13 @@
 import importlib.util
 import json
 import re
-import sys
 
 import pytest
 import torch
 
-from letkd.cli.main import main
 from letkd.models import create_model, list_models, save_weights
 from letkd.models.cost import macs, parameters
 from letkd.taps import as_taps, probe
-
-
-@pytest.fixture
-def letkd(monkeypatch, capsys, tmp_path):
-    """Run `letkd …` in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

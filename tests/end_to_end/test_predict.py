@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from PIL import Image
 
 from letkd import create_model, load_student
-from letkd.cli.main import main
 from letkd.data import load_data
 from letkd.data.loader import normalise
 from letkd.data.pictures import as_tensor, centred
@@ -24,24 +22,6 @@ from letkd.errors import CheckpointError
 from letkd.student import save_student
 
 DATA = load_data("digits")
-
-
-@pytest.fixture
-def letkd(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

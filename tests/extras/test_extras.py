@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import letkd
-from letkd.cli.main import main
 from letkd.errors import LetkdError
 from letkd.models import create_model, save_weights
 from letkd.models.cost import macs, parameters
@@ -20,7 +19,7 @@ from tests.conftest import images
 
 
 def _torchvision_imports() -> bool:
-    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
+    return subprocess.letkd([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
 
 
 if importlib.util.find_spec("torchvision") is not None and not _torchvision_imports():
@@ -34,24 +33,6 @@ if importlib.util.find_spec("torchvision") is not None and not _torchvision_impo
 def needs(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: `make test-extras`, or pip install 'letkd[{library}]'")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """`letkd …` in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["letkd", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture
@@ -150,12 +131,12 @@ def test_transformers_from_a_folder_answer_with_logits(folder):
     assert torch.equal(model(pixel_values=x).logits, output.logits)
 
 
-def test_transformers_of_another_image_size_get_a_sentence(run):
+def test_transformers_of_another_image_size_get_a_sentence(letkd):
     needs("transformers")
-    code, _, err = run("taps", "transformers:ViTConfig", "--input", "32x32")
+    code, _, err = letkd("taps", "transformers:ViTConfig", "--input", "32x32")
     assert (code, err.count("\n")) == (2, 1)
     assert re.search(r"given one tensor \[1, 3, 32, 32\] and failed with ValueError: .*224", err)
-    code, _, err = run("train", "digits/tiny/ce", "--student", "transformers:ViTConfig", "--quick")
+    code, _, err = letkd("train", "digits/tiny/ce", "--student", "transformers:ViTConfig", "--quick")
     assert (code, err.count("\n")) == (2, 1)
 
 
@@ -170,9 +151,9 @@ def test_transformers_of_another_image_size_get_a_sentence(run):
         ("transformers:ViTConfig", "goes on in tokens [b n d] after its last map ('vit.layernorm' gives [1, 197, 768])"),
     ],
 )
-def test_transformers_of_images_get_no_proposal_but_a_reason(run, name, says):
+def test_transformers_of_images_get_no_proposal_but_a_reason(letkd, name, says):
     needs(name.partition(":")[0])
-    code, out, _ = run("taps", name)
+    code, out, _ = letkd("taps", name)
     assert code == 0
     assert says in out
     assert "--tap" not in out
@@ -191,7 +172,7 @@ def big(num_classes):
     "student",
     ["timm:mobilenetv3_small_100", "torchvision:shufflenet_v2_x0_5", "transformers:small"],
 )
-def test_train_and_eval_a_student_from_elsewhere_with_a_teacher_of_ones_own(run, folder, tmp_path, monkeypatch, student):
+def test_train_and_eval_a_student_from_elsewhere_with_a_teacher_of_ones_own(letkd, folder, tmp_path, monkeypatch, student):
     needs(student.partition(":")[0])
     package = f"letkd_test_{student.partition(':')[0]}"
     (tmp_path / package).mkdir()
@@ -199,19 +180,19 @@ def test_train_and_eval_a_student_from_elsewhere_with_a_teacher_of_ones_own(run,
     (tmp_path / package / "models.py").write_text(OWN)
     monkeypatch.setattr(sys, "path", list(sys.path))
     teacher = f"{package}.models:big"
-    code, out, err = run("taps", student, "--input", "3x32x32", "--num-classes", 10)
+    code, out, err = letkd("taps", student, "--input", "3x32x32", "--num-classes", 10)
     assert code == 0, err
     (taps,) = re.findall(rf"^as student: letkd train … --student {re.escape(student)} (.*)$", out, re.M)
     (penultimate,) = re.findall(r"--tap (penultimate=\S+)", taps)
     assert isinstance(create_model(student, num_classes=10).get_submodule(penultimate.partition("=")[2]), nn.Module)
     save_weights(create_model(teacher, num_classes=10), "w.safetensors")
     given = ["--teacher", teacher, "--teacher-weights", "w.safetensors", "--teacher-tap", "penultimate=0"]
-    code, _, err = run(
+    code, _, err = letkd(
         "train", "digits/tiny/letkd-1", "--student", student, "--tap", penultimate, *given, "--quick", "--out", "run"
     )
     assert code == 0, err
-    code, _, err = run("eval", "run")
+    code, _, err = letkd("eval", "run")
     assert (code, "code is not run because a file names it" in err) == (2, True)
-    code, out, err = run("eval", "run", "--student", student)
+    code, out, err = letkd("eval", "run", "--student", student)
     assert code == 0, err
     assert re.search(r"│ +test │ +\d", out)

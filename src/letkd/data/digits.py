@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,4 +47,5 @@ def _grey_and_labels() -> tuple[np.ndarray, np.ndarray]:
             return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
 
-    return load_digits(return_X_y=True)
+    given: Any = load_digits(return_X_y=True)
+    return given
