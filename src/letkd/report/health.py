@@ -36,8 +36,8 @@ def _of(seen: Seen) -> dict[str, float]:
     best = torch.zeros(K, dtype=torch.bool, device=seen.x.device)
     alive = torch.zeros_like(best)
     for part in seen.parts():
-        a = part.a().float()
-        log_p_S = torch.log_softmax(a, dim=1)
+        a = part.a()
+        log_p_S = torch.log_softmax(a.float(), dim=1)
         winner = a.argmax(dim=1)
         best[winner.flatten()] = True
         found = {"entropy_S": -(log_p_S.exp() * log_p_S).sum()}
