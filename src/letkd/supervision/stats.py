@@ -153,7 +153,7 @@ class MiniBatches:
         from sklearn.cluster import MiniBatchKMeans
 
         self.size, self.seen, self._waiting = max(size, K), 0, []
-        self._engine = MiniBatchKMeans(K, init="random", n_init=1, random_state=seed)
+        self._engine: Any = MiniBatchKMeans(K, init="random", n_init=1, random_state=seed)  # pyright: ignore[reportArgumentType]
 
     def add(self, f: Float[Tensor, "b d h w"]) -> None:
         self._waiting.append(f.detach().float().cpu().permute(0, 2, 3, 1).flatten(0, 2))
