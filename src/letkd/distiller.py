@@ -191,9 +191,7 @@ class Distiller(nn.Module):
         if self._teacher_reads is None:
             return {}
         teacher = self._frozen[0].eval()
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # in bf16 many a pixel would fall to another centre than it was fitted to
+        with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
             output, features = self._teacher_reads(x)
             return {**features, "logits": as_logits(output, teacher)}
 
