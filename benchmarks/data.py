@@ -6,6 +6,7 @@ Both give normalised float images of 32x32 after a random crop with reflected pa
 """
 
 import random
+from collections import deque
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ def main() -> None:
         student.zero_grad()
 
     times = interleaved(
-        {"PIL": lambda: by_pil(pictures, args.batch), "batched": lambda: list(loader), "step": step}, args.rounds
+        {"PIL": lambda: by_pil(pictures, args.batch), "batched": lambda: deque(loader, maxlen=0), "step": step}, args.rounds
     )
     per = {name: args.images / times[name] for name in ("PIL", "batched")} | {"step": args.batch / times["step"]}
     wait = times["batched"] / steps / (times["batched"] / steps + times["step"])

@@ -52,10 +52,12 @@ def main() -> None:
     subclass = SubclassSupervision(8)
     subclass.bind("intermediate", d=64, C=C)
     kmeans = KMeansSupervision(args.K, pixels_per_centre=args.pixels_per_centre, scale_free=True)
+    minibatch = KMeansSupervision(args.K, engine="minibatch", scale_free=True)
     cases: dict[str, Callable[[], object]] = {
         "the teacher's forward": forward,
         "LDA + sub-classes + table": lambda: subclass.fit(stream("intermediate")),
         f"K-means, K={args.K}, {args.pixels_per_centre} pixels a centre, faiss": lambda: kmeans.fit(stream("penultimate")),
+        f"K-means, K={args.K}, mini-batches": lambda: minibatch.fit(stream("penultimate")),
     }
     if args.sklearn:
         from sklearn.cluster import MiniBatchKMeans
@@ -83,6 +85,9 @@ def main() -> None:
         ["fit", "s", "/ forward", "memory over before (MB)"],
         shown,
     )
+    some = torch.cat([pixels(features["penultimate"]) for features, _ in made])[:: max(1, args.images // 250)]
+    left = [torch.cdist(some, fitted.rho_).amin(dim=1).square().mean().item() for fitted in (kmeans, minibatch)]
+    print(f"mean squared distance to the nearest centre: faiss {left[0]:.4g}, mini-batches {left[1] / left[0]:.2f} of that")
     settle(args, "fits", ratios)
 
 

@@ -191,8 +191,9 @@ class Distiller(nn.Module):
         if self._teacher_reads is None:
             return {}
         teacher = self._frozen[0].eval()
-        output, features = self._teacher_reads(x)
-        return {**features, "logits": as_logits(output, teacher)}
+        with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
+            output, features = self._teacher_reads(x)
+            return {**features, "logits": as_logits(output, teacher)}
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""

@@ -12,10 +12,11 @@ from scipy.stats import chi2
 from sklearn.cluster import KMeans
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.supervision.kmeans import soft_assign
-from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
+from letkd.supervision.stats import ClassMoments, MiniBatches, Reservoir, kmeans, nearest_centre
 from letkd.supervision.subclass import transition_scores
 from tests.conftest import C, features, in_batches
 
@@ -80,6 +81,42 @@ def test_kmeans_ends_at_the_means_of_all_rows_it_was_given():
     own = nearest_centre(f, centres)
     means = torch.stack([f[own == k].mean(dim=0) for k in range(3)])
     torch.testing.assert_close(centres, means, rtol=0, atol=1e-4)
+
+
+def test_mini_batches_come_near_what_faiss_finds_and_repeat_for_the_same_order():
+    f_T, y, _ = features(400, h=5, w=5)
+    stream = in_batches((f_T, y), 40)
+
+    def fitted(**options) -> KMeansSupervision:
+        return KMeansSupervision(12, **options).fit(stream)
+
+    first, again, whole = fitted(engine="minibatch"), fitted(engine="minibatch"), fitted(pixels_per_centre="all")
+    assert torch.equal(first.rho_, again.rho_)
+    assert inertia(pixels(f_T), first.rho_) < 1.15 * inertia(pixels(f_T), whole.rho_)
+    assert first.report_["pixels clustered"] == 400 * 25
+
+
+def test_mini_batches_are_let_go_and_the_last_may_be_small():
+    f_T, _, _ = features(30, h=5, w=5)  # 750 pixels
+    stream = MiniBatches(6, size=100)
+    for part in f_T.split(4):
+        stream.add(part)
+        assert sum(len(rows) for rows in stream._waiting) < 100
+    assert len(stream._waiting) == 1
+    centres = stream.finish()
+    assert (centres.shape, stream.seen) == ((6, 4), 750)
+    assert inertia(pixels(f_T), centres) < 1.25 * inertia(pixels(f_T), kmeans(pixels(f_T), 6))
+
+
+def test_mini_batches_with_too_few_pixels_or_several_processes(monkeypatch):
+    f_T, y, _ = features(1, h=2, w=2)
+    with pytest.raises(FitError, match="wants K=9 centres and saw 4 pixels"):
+        KMeansSupervision(9, engine="minibatch").fit([(f_T, y)])
+    monkeypatch.setattr("letkd.supervision.kmeans.several", lambda: True)
+    with pytest.raises(FitError, match="by mini-batches cannot be shared by several processes"):
+        KMeansSupervision(2, engine="minibatch").gather()
+    with pytest.raises(FitError, match="engine='lloyd': there are 'faiss' and 'minibatch'"):
+        KMeansSupervision(2, engine="lloyd")
 
 
 def test_kmeans_with_as_many_centres_as_rows_has_no_distance_left():

@@ -254,3 +254,12 @@ def test_what_is_fitted_is_told(said):
     facts += r"labels a pixel above 1e-07 of it \d[\d.]*, mass of the others [\d.e-]+\)"
     told = rf"fitted KMeansSupervision\(K=6, tau=1\) at penultimate {facts}\n"
     assert re.fullmatch(told, said())
+
+
+def test_the_teacher_runs_in_full_precision_under_autocast():
+    distiller, batch = a_distiller(letkd2(6, 2)), a_stream()[0]
+    before = distiller._teach(batch.x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = distiller._teach(batch.x)
+    assert before.keys() == within.keys()
+    assert all(torch.equal(f, within[role]) for role, f in before.items())

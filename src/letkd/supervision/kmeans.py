@@ -9,9 +9,10 @@ from torch import Tensor
 
 from letkd.errors import FitError
 from letkd.functional import pixels
+from letkd.processes import several
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
-from letkd.supervision.stats import Reservoir, kmeans
+from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
 
 
 def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: float) -> Float[Tensor, "b K h w"]:
@@ -67,6 +68,9 @@ class KMeansSupervision(Supervision):
             The mass that this leaves out is reported with the fit.
         scale_free: divide τ by the mean squared distance between nearest centres, so that it no longer does.
         pixels_per_centre: pixels drawn at random for each centre to cluster; "all" for all there are, as the authors do.
+        engine: "faiss" clusters that sample by Lloyd's algorithm; "minibatch" lets every pixel of the stream move the centres once
+            (scikit-learn), in the memory of one mini-batch. What it gives depends on the order of the images, and one process must
+            see them all.
         iterations: of Lloyd's algorithm. The authors use 20.
         seed: of the sample and of the start.
 
@@ -95,18 +99,25 @@ class KMeansSupervision(Supervision):
         least: float = 1e-7,
         scale_free: bool = False,
         pixels_per_centre: int | Literal["all"] = 256,
+        engine: str = "faiss",
         iterations: int = 20,
         seed: int = 0,
     ):
         super().__init__()
         self.K, self.tau, self.least, self.scale_free = K, float(tau), float(least), scale_free
         self.pixels_per_centre, self.iterations, self.seed = pixels_per_centre, iterations, seed
+        if engine not in ("faiss", "minibatch"):
+            raise FitError(f"K-means with engine={engine!r}: there are 'faiss' and 'minibatch'")
+        self.engine = engine
         self._reservoir: Reservoir | None = None
+        self._minibatches: MiniBatches | None = None
 
     def num_labels(self) -> int:
         return self.K
 
     def settings(self) -> dict[str, object]:
+        if self.engine == "minibatch":
+            return {"K": self.K, "engine": self.engine, "seed": self.seed}
         return {"K": self.K, "pixels_per_centre": self.pixels_per_centre, "iterations": self.iterations, "seed": self.seed}
 
     def label_settings(self) -> dict[str, object]:
@@ -114,16 +125,24 @@ class KMeansSupervision(Supervision):
 
     def reset(self) -> None:
         super().reset()
-        self._reservoir = None
+        self._reservoir = self._minibatches = None
 
     def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
         self._check_map(f_T)
         if self._reservoir is None:
             wanted = self.pixels_per_centre
-            self._reservoir = Reservoir(self.K * wanted if isinstance(wanted, int) else 2**62, seed=self.seed)
+            few = 4096 if self.engine == "minibatch" else None  # for the report alone
+            self._reservoir = Reservoir(few or (self.K * wanted if isinstance(wanted, int) else 2**62), seed=self.seed)
+            self._minibatches = MiniBatches(self.K, seed=self.seed) if few else None
+        if self._minibatches is not None:
+            self._minibatches.add(f_T)
         self._reservoir.add(f_T, torch.zeros(len(f_T), dtype=torch.int64), index)
 
     def gather(self) -> None:
+        if self.engine == "minibatch" and several():
+            raise FitError(
+                f"K-means at {self.where!r} by mini-batches cannot be shared by several processes; fit it in one (`letkd fit`) first"
+            )
         self._reservoir = Reservoir.of_all(self._reservoir)
 
     def finish(self) -> None:
@@ -133,8 +152,12 @@ class KMeansSupervision(Supervision):
                 f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K or more images"
             )
         F, _ = self._reservoir.sample()  # Alg. 1, offline: F, the teacher's pixels  [n d]
-        self._reservoir = None
-        rho = kmeans(F, self.K, iterations=self.iterations, seed=self.seed)  # Alg. 1, offline: ρ_k  [K d]
+        rho = (
+            kmeans(F, self.K, iterations=self.iterations, seed=self.seed)
+            if self._minibatches is None
+            else self._minibatches.finish()
+        )  # Alg. 1, offline: ρ_k  [K d]
+        self._reservoir = self._minibatches = None
         gap = torch.cdist(rho.double(), rho.double()).square()
         gap.fill_diagonal_(torch.inf)
         nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
@@ -149,7 +172,7 @@ class KMeansSupervision(Supervision):
         kept = p_T > self.least * peak
         self.report_ = {
             "pixels seen": seen,
-            "pixels clustered": len(F),
+            "pixels clustered": seen if self.engine == "minibatch" else len(F),
             f"mean of largest label at tau {self.tau:g}": float(peak.mean()),
             f"labels a pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
             "mass of the others": float((p_T * ~kept).sum(dim=1).mean()),

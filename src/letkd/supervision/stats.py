@@ -143,6 +143,36 @@ def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int =
     return torch.from_numpy(np.array(engine.centroids)).reshape(K, -1)
 
 
+class MiniBatches:
+    """K centres of a stream by mini-batch K-means: each mini-batch moves them once and is forgotten, whatever the stream's length.
+
+    The centres depend on the order of the stream; the same order and seed give the same ones.
+    """
+
+    def __init__(self, K: int, *, size: int = 16384, seed: int = 0):
+        from sklearn.cluster import MiniBatchKMeans
+
+        self.size, self.seen, self._waiting = max(size, K), 0, []
+        self._engine: Any = MiniBatchKMeans(K, init="random", n_init=1, random_state=seed)  # pyright: ignore[reportArgumentType]
+
+    def add(self, f: Float[Tensor, "b d h w"]) -> None:
+        self._waiting.append(f.detach().float().cpu().permute(0, 2, 3, 1).flatten(0, 2))
+        self.seen += len(self._waiting[-1])
+        if sum(len(rows) for rows in self._waiting) >= self.size:
+            self._engine.partial_fit(self._rows().numpy())
+            self._waiting = []
+
+    def _rows(self) -> Float[Tensor, "n d"]:
+        return torch.cat(self._waiting)
+
+    def finish(self) -> Float[Tensor, "K d"]:
+        """The centres, moved by what is left as well; where that is the whole stream, it must have K pixels or more."""
+        if self._waiting:
+            self._engine.partial_fit(self._rows().numpy())
+            self._waiting = []
+        return torch.from_numpy(self._engine.cluster_centers_).float()
+
+
 def nearest_centre(f: Float[Tensor, "n d"], centres: Float[Tensor, "K d"], *, chunk: int = 4096) -> Int[Tensor, "n"]:
     """The centre nearest to each row, by squared distance; rows in chunks, so that no [n K] tensor is held."""
     half_norm = 0.5 * (centres * centres).sum(dim=1)

@@ -316,6 +316,9 @@ def _fabric(recipe: Recipe) -> "Fabric":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(recipe.train.deterministic)
     fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
+    if recipe.train.precision.endswith("mixed"):
+        # Autocast casts what it must. Images rounded before would not be those that the labels were fitted to.
+        object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
         _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     fabric.launch()
