@@ -13,8 +13,9 @@ from letkd.taps import as_taps, probe
 
 
 @pytest.fixture
-def nets(tmp_path):
+def nets(tmp_path, monkeypatch):
     """A file of one's own with a network that `find_taps` can read, and one that gives too many logits."""
+    monkeypatch.delitem(sys.modules, "nets", raising=False)  # another test's, from another folder
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n"
         "def block(d): return nn.Sequential(nn.Conv2d(d, 8, 3, 1, 1), nn.ReLU())\n"
