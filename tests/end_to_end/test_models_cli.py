@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 
 import pytest
 import torch
