@@ -160,6 +160,11 @@ class Distiller(nn.Module):
     def teacher(self) -> nn.Module | None:
         return self._frozen[0] if self._frozen else None
 
+    @property
+    def student_reads(self) -> dict[str, Tap]:
+        """Where the methods read the student, by role."""
+        return self._student_reads.taps
+
     def forward(self, batch: Any) -> Step:
         batch = Batch.of(batch)
         output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits

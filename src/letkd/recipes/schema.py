@@ -86,6 +86,7 @@ class Train(_Table):
         ge=1,
         description="so many fixed views of every image, the teacher run once on each; fresh ones if not given",
     )
+    compile: bool = Field(default=False, description="torch.compile for the parts of the student that no tap reads inside")
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time; for GPUs")
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from letkd.cache import TeacherCache
+from letkd.compiled import CompiledParts
 from letkd.data import Dataset, FileSplit, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
@@ -95,6 +96,9 @@ class _Run:
         self.recipe = run.recipe
         if self.recipe.train.sync_bn:
             sync_batch_norms(distiller)
+        self.compiled: AbstractContextManager[None] = nullcontext()
+        if self.recipe.train.compile:
+            self.compiled = CompiledParts(distiller.student, read={tap.path for tap in distiller.student_reads.values()})
         # What the methods remember is the same in every process already; DDP need not send it round at every step.
         known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
@@ -167,7 +171,8 @@ class _Run:
                 self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._heed)
         for batch in islice(self.batches, self.steps - state.step):
             batch = replace(batch.to(self.fabric.device), epoch=number)
-            step = self.model(batch)
+            with self.compiled:
+                step = self.model(batch)
             self.fabric.backward(step.loss)
             self._guard(step.terms)
             self.optimizer.step()
