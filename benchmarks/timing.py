@@ -1,6 +1,8 @@
 """What the benchmarks share: cases timed in turn, peak memory, and ratios compared with those recorded."""
 
 import argparse
+import os
+import random
 import statistics
 import sys
 import time
@@ -32,6 +34,7 @@ def parser(doc: str, *, rounds: int) -> argparse.ArgumentParser:
 
 def begin(arguments: argparse.ArgumentParser) -> argparse.Namespace:
     """Read the command line, and set up as the `letkd` command does."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own lines between the tables
     keep_large_blocks()
     set_quiet(True)
     torch.manual_seed(0)
@@ -59,11 +62,14 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def interleaved(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median time of every case. Each round takes all in turn, so that noise falls on all alike; the first warms up."""
+    """The median time of every case. Each round takes all in turn, so that noise falls on all alike; the first warms up.
+
+    In an order of its own, so that no case always follows the same other one and its memory.
+    """
     times: dict[str, list[float]] = {name: [] for name in cases}
     for k in range(rounds + 1):
-        for name, run in cases.items():
-            taken = seconds(run)
+        for name in random.Random(k).sample(list(cases), len(cases)):
+            taken = seconds(cases[name])
             if k:
                 times[name].append(taken)
     return {name: statistics.median(taken) for name, taken in times.items()}

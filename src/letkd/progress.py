@@ -1,11 +1,13 @@
 """What a person sees while something runs: bars on a terminal, plain lines elsewhere. All of it goes to standard error."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+LINE_SECONDS = 60.0  # between the lines that stand for a bar where there is no terminal
 _quiet = False
 _active: Any = None  # the one rich Progress on screen: bars inside bars are rows of it
 
@@ -36,10 +38,13 @@ def say(text: str) -> None:
 
 @contextmanager
 def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar that goes away when its block ends. Call what it gives once a step: `tick()` or `tick(note)`."""
+    """A bar that goes away when its block ends; a line a minute where there is no terminal.
+
+    Call what it gives once a step: `tick()` or `tick(note)`.
+    """
     global _active
     if not on_terminal():
-        yield lambda note="", advance=1: None
+        yield _lines(description, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -68,6 +73,19 @@ def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
         if opened:
             progress.stop()
             _active = None
+
+
+def _lines(description: str, total: int | None) -> Callable[..., None]:
+    done, said = 0, time.monotonic()
+
+    def tick(note: str = "", advance: int = 1) -> None:
+        nonlocal done, said
+        done += advance
+        if time.monotonic() - said >= LINE_SECONDS:
+            said = time.monotonic()
+            say(f"{description}: {done:,}{'' if total is None else f' of {total:,}'}  {note}".rstrip())
+
+    return tick
 
 
 def track(items: Iterable[Item], description: str) -> Iterator[Item]:

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,13 +20,12 @@ from letkd.recipes import resolve
 from letkd.train import loop
 
 
-def die(*_) -> None:
+def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def set_trap(dice: random.Random) -> None:
-    """Die at some later write of a file: in its middle, before its name changes, or after."""
-    left, where = dice.randrange(1, 12), dice.choice(["fsync", "before", "after"])
+def set_trap(left: int, where: str, die: Callable[[], None] = die) -> None:
+    """Die at some later write of a file: in its middle (`fsync`), `before` its name changes, or `after`."""
     real = {"replace": os.replace, "fsync": os.fsync}
 
     def replace(*args) -> None:
@@ -48,7 +48,7 @@ def set_trap(dice: random.Random) -> None:
 
 def child(recipe, folder: Path, dice: random.Random, trap: bool) -> None:
     if trap:
-        set_trap(dice)
+        set_trap(dice.randrange(1, 12), dice.choice(["fsync", "before", "after"]))
     loop.train(recipe, folder, save_minutes=0)  # saved after every step, so that there is much to interrupt
     os._exit(0)
 
@@ -80,4 +80,5 @@ def main() -> None:
             return
 
 
-main()
+if __name__ == "__main__":
+    main()

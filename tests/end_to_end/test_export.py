@@ -115,6 +115,15 @@ def test_what_torch_cannot_follow_is_told():
         trace(Coin(), Facts(num_classes=3))
 
 
+def test_what_onnx_has_no_word_for_is_told():
+    class Bessel(nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x).mean(dim=(2, 3))
+
+    with pytest.raises(ExportError, match=r"torch\.onnx cannot write the network: .*; try --to torch-export$"):
+        as_onnx(trace(Bessel(), Facts(num_classes=3, size=(8, 8), input="normalised")))
+
+
 def test_a_missing_extra_is_told_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(LetkdError, match=r"ONNX files need onnxscript, which is not installed: pip install 'letkd\[onnx\]'"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import letkd.progress as progress
 import letkd.train.loop as loop
 from letkd.errors import Stopped
 from letkd.recipes import resolve
@@ -98,6 +99,19 @@ def test_a_log_file_gets_no_more_than_a_line_in_ten_seconds(monkeypatch, said):
         clock[0] += 1.0
         tell(epoch, 25, row)
     assert said() == "epoch 10/25  loss 1.000  train 50.00 %\nepoch 20/25  loss 1.000  train 50.00 %\n"
+
+
+def test_a_log_file_gets_a_line_a_minute_for_what_takes_long(monkeypatch, said):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for _ in progress.track(range(2000), "looking"):
+        clock[0] += 0.125
+    assert said().splitlines() == [
+        "looking: 480 of 2,000",
+        "looking: 960 of 2,000",
+        "looking: 1,440 of 2,000",
+        "looking: 1,920 of 2,000",
+    ]
 
 
 def test_no_terminal_no_control_characters(tmp_path):

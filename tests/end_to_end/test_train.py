@@ -7,7 +7,7 @@ import torch
 
 import letkd.train.loop as loop
 from letkd.distiller import Distiller
-from letkd.errors import NonFiniteError, RecipeError, RunError
+from letkd.errors import DataError, NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
 from letkd.student import load_student
@@ -160,6 +160,13 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(NonFiniteError, match="'bias' became NaN or infinite in epoch 2"):
         loop.save_checkpoint(tmp_path, module, optimizer, {"epoch": 2})
     assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_a_crop_that_the_images_do_not_allow_is_told_before_anything_is_written(tmp_path):
+    recipe = resolve("digits/tiny/ce", settings=["data.augment=crop", "data.padding=reflect", "data.crop=99"])
+    with pytest.raises(DataError, match="reflect padding of 99 pixels on images of 32x32: it must be smaller than both sides"):
+        loop.train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_method_without_a_teacher(tmp_path):

@@ -1,49 +1,72 @@
 """A program for test_processes.py, started by torchrun: trains every recipe of a folder in turn, and dies where it is told to.
 
-    torchrun … two_processes.py RECIPES OUT [RANK:RECIPE:STEP:HOW …]
+    torchrun … two_processes.py RECIPES OUT [RANK:RECIPE:WHEN:HOW …]
 
-HOW is `kill` (without warning) or `raise`. Each happens once: a restart goes on.
+HOW is `kill` (without warning) or `raise`, WHEN then a step; `moment`, so many seconds after the recipe began; or `fsync`, `before` or
+`after`, so many files later: in the middle of writing it, or about its renaming. Each happens once: a restart goes on.
 """
 
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
 
 import letkd.train.loop as loop
 from letkd.recipes import resolve
+from tests.end_to_end.kill_storm import set_trap
 
 
-def die_at(deaths: list[str], name: str, marks: Path) -> None:
+def die_at_step(step: int, end) -> None:
     heed, steps = loop._Run._heed, 0
 
     def heed_or_die(run) -> None:
         nonlocal steps
         steps += 1
         heed(run)
-        for death in deaths:
-            rank, recipe, step, how = death.split(":")
-            mark = marks / death.replace(":", "-")
-            if (rank, recipe, step) == (os.environ["RANK"], name, str(steps)) and not mark.exists():
-                mark.touch()
-                if how == "raise":
-                    raise RuntimeError(f"rank {rank} has had enough")
-                os.kill(os.getpid(), signal.SIGKILL)
+        if steps == step:
+            end()
 
     loop._Run._heed = heed_or_die
+
+
+def prepare(death: str, mark: Path) -> threading.Timer | None:
+    """Arm one death; the mark says that it happened."""
+    rank, _, when, how = death.split(":")
+
+    def end() -> None:
+        mark.touch()
+        if how == "raise":
+            raise RuntimeError(f"rank {rank} has had enough")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if how == "moment":
+        timer = threading.Timer(float(when), end)
+        timer.daemon = True
+        timer.start()
+        return timer
+    if how in ("kill", "raise"):
+        die_at_step(int(when), end)
+    else:
+        set_trap(int(when), how, end)
+    return None
 
 
 def main() -> None:
     torch.set_num_threads(1)
     recipes, out, deaths = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     out.mkdir(exist_ok=True)
-    heed = loop._Run._heed
+    real = loop._Run._heed, os.replace, os.fsync
     for path in sorted(recipes.glob("*.toml")):
-        die_at(deaths, path.stem, out)
-        result = loop.train(resolve(path), out / path.stem, save_minutes=0 if path.stem == "crd" else 15)
-        loop._Run._heed = heed
+        mine = [death for death in deaths if death.split(":")[:2] == [os.environ["RANK"], path.stem]]
+        left = [(death, mark) for death in mine if not (mark := out / death.replace(":", "-")).exists()]
+        timer = prepare(*left[0]) if left else None  # one at a time: the next comes after the restart
+        result = loop.train(resolve(path), out / path.stem, save_minutes=15 if path.stem.startswith("exact") else 0)
+        if timer:
+            timer.cancel()
+        loop._Run._heed, os.replace, os.fsync = real
         # In one write: torchrun's workers are unbuffered, and print would write the end of its line apart from it.
         os.write(1, f"rank {os.environ['RANK']} {path.stem} {result.last_test:.4f}\n".encode())
 

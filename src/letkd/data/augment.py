@@ -113,6 +113,9 @@ class Augment:
     exactly what it would get in the whole, in whatever process it is made.
     """
 
+    def check(self, h: int, w: int) -> None:
+        """Raises where images of this size cannot be augmented so."""
+
     def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The random numbers of the next `b` images: tensors of `b` rows."""
         return ()
@@ -154,6 +157,13 @@ class CropFlip(Augment):
         if self.mode not in ("reflect", "zero"):
             raise DataError(f"augmentation with mode={self.mode!r}: there are 'reflect' and 'zero'")
 
+    def check(self, h: int, w: int) -> None:
+        if self.mode == "reflect" and self.pad >= min(h, w):
+            raise DataError(
+                f"reflect padding of {self.pad} pixels on images of {h}x{w}: it must be smaller than both sides; "
+                "choose a smaller pad or mode='zero'"
+            )
+
     def draw(self, b: int, generator: torch.Generator) -> tuple[Int64[Tensor, " b"], Int64[Tensor, " b"], Bool[Tensor, " b"]]:
         """The `top`, `left` and `flip` of the next `b` images."""
         top = torch.randint(2 * self.pad + 1, (b,), generator=generator)
@@ -161,12 +171,7 @@ class CropFlip(Augment):
         return top, left, _coins(b, generator, self.flip)
 
     def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
-        h, w = images.shape[-2:]
-        if self.mode == "reflect" and self.pad >= min(h, w):
-            raise DataError(
-                f"reflect padding of {self.pad} pixels on images of {h}x{w}: it must be smaller than both sides; "
-                "choose a smaller pad or mode='zero'"
-            )
+        self.check(*images.shape[-2:])
         if self.pad == 0 and not self.flip:
             return images
         top, left, flip = draws

@@ -89,8 +89,11 @@ def as_program(traced: Traced) -> bytes:
 def as_onnx(traced: Traced) -> bytes:
     """An ONNX file from `images` to `logits`, with the facts in its metadata under `letkd`."""
     onnx = need("onnxruntime", "onnxscript", "onnx")
-    with quietly():
-        made = torch.onnx.export(traced.program, (), dynamo=True, verbose=False, output_names=["logits"])
+    try:
+        with quietly():
+            made = torch.onnx.export(traced.program, (), dynamo=True, verbose=False, output_names=["logits"])
+    except Exception as error:  # torch.onnx's errors share no class
+        raise ExportError(f"torch.onnx cannot write the network: {_first_line(error)}; try --to torch-export") from error
     if made is None:
         raise ExportError("torch.onnx gave no model; update torch and onnxscript")
     model = made.model_proto
@@ -132,8 +135,11 @@ def _trace(model: nn.Module, facts: Facts, size: tuple[int, int]) -> tuple[Expor
         try:
             return _traced(model, facts, size, ("batch",)), ("batch",)
         except Exception:
-            why = (str(error).strip().splitlines() or [""])[0]
-            raise ExportError(f"torch.export cannot follow the network: {type(error).__name__}: {why}") from error
+            raise ExportError(f"torch.export cannot follow the network: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]) -> ExportedProgram:

@@ -86,7 +86,9 @@ class Train(_Table):
         ge=1,
         description="so many fixed views of every image, the teacher run once on each; fresh ones if not given",
     )
-    compile: bool = Field(default=False, description="torch.compile for the parts of the student that no tap reads inside")
+    compile: bool = Field(
+        default=False, description="GPUs: torch.compile for the parts of the student inside of which nothing is read"
+    )
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time; for GPUs")
 
 

@@ -50,12 +50,14 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         raise RecipeError(
             f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}"
         )
+    augment = AUGMENTS[recipe.data.augment](recipe.data, data.flip)
+    augment.check(*data.image_size)
     return Loader(
         data.train,
         size,
         mean=data.mean,
         std=data.std,
-        augment=AUGMENTS[recipe.data.augment](recipe.data, data.flip),
+        augment=augment,
         shuffle=True,
         drop_last=True,
         seed=recipe.train.seed,

@@ -28,38 +28,6 @@ class Accuracy:
     n: int
 
 
-def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "evaluating") -> Accuracy:
-    """Run a classifier in eval mode over a split, each image once; its train/eval mode is left as it was.
-
-    Of several processes each goes over its own part; all of them get the accuracy on the whole.
-    """
-    counts = torch.zeros(4, dtype=torch.float64)  # images, right, among the best five, loss: exact up to 2^53 images
-    for batch, logits in _answers(model, loader, description):
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.y[:, None]
-        loss = F.cross_entropy(logits, batch.y, reduction="sum")
-        counts += (
-            torch.stack([best.new_tensor(len(best), dtype=torch.float64), best[:, 0].sum(), best.sum(), loss]).double().cpu()
-        )
-    n, top1, top5, loss = torch.stack(objects_of_all(counts)).sum(dim=0).tolist()
-    return Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), int(n))
-
-
-@torch.no_grad()
-def _answers(model: nn.Module, loader: Iterable[Batch], description: str) -> Iterator[tuple[Batch, Tensor]]:
-    """Every batch, where the model is, with the logits that it gives in eval mode."""
-    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(0))
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        for item in track(loader, description):
-            batch = Batch.of(item).to(like.device)
-            if len(batch.y):  # a process's share may be empty, where a batch has fewer images than there are processes
-                yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """The class that a classifier takes each image of a split for, and the one it is, in the order of the split.
@@ -89,17 +57,50 @@ class Predictions:
             ) from None
 
 
-def predict(model: nn.Module, loader: Iterable[Batch], *, description: str = "predicting") -> Predictions:
-    """What a classifier in eval mode takes each image for; its train/eval mode is left as it was.
+def judge(model: nn.Module, loader: Iterable[Batch], *, description: str = "judging") -> tuple[Accuracy, Predictions]:
+    """Run a classifier in eval mode over a split, each image once; its train/eval mode is left as it was.
 
-    Of several processes each goes over its own part; all of them get the whole, in the order of the images' indices.
+    Of several processes each goes over its own part; all of them get the whole, predictions in the order of the images' indices.
     """
+    counts = torch.zeros(4, dtype=torch.float64)  # images, right, among the best five, loss: exact up to 2^53 images
     rows: list[tuple[int, int, int]] = []
     for batch, logits in _answers(model, loader, description):
+        first = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        best = first == batch.y[:, None]
+        loss = F.cross_entropy(logits, batch.y, reduction="sum")
+        counts += (
+            torch.stack([best.new_tensor(len(best), dtype=torch.float64), best[:, 0].sum(), best.sum(), loss]).double().cpu()
+        )
         index = torch.arange(len(rows), len(rows) + len(batch.y)) if batch.index is None else batch.index
-        rows += zip(index.tolist(), logits.argmax(dim=1).tolist(), batch.y.tolist(), strict=True)
-    every = sorted(row for part in objects_of_all(rows) for row in part)
-    return Predictions(
-        torch.tensor([predicted for _, predicted, _ in every], dtype=torch.int64),
-        torch.tensor([label for _, _, label in every], dtype=torch.int64),
-    )
+        rows += zip(index.tolist(), first[:, 0].tolist(), batch.y.tolist(), strict=True)
+    parts = objects_of_all((counts, rows))
+    n, top1, top5, loss = torch.stack([part[0] for part in parts]).sum(dim=0).tolist()
+    every = torch.tensor(sorted(row for part in parts for row in part[1]), dtype=torch.int64).view(-1, 3)
+    accuracy = Accuracy(100 * top1 / max(n, 1), 100 * top5 / max(n, 1), loss / max(n, 1), int(n))
+    return accuracy, Predictions(every[:, 1].clone(), every[:, 2].clone())
+
+
+def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "evaluating") -> Accuracy:
+    """The accuracy alone; see `judge`."""
+    return judge(model, loader, description=description)[0]
+
+
+def predict(model: nn.Module, loader: Iterable[Batch], *, description: str = "predicting") -> Predictions:
+    """The predictions alone; see `judge`."""
+    return judge(model, loader, description=description)[1]
+
+
+@torch.no_grad()
+def _answers(model: nn.Module, loader: Iterable[Batch], description: str) -> Iterator[tuple[Batch, Tensor]]:
+    """Every batch, where the model is, with the logits that it gives in eval mode."""
+    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(0))
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for item in track(loader, description):
+            batch = Batch.of(item).to(like.device)
+            if len(batch.y):  # a process's share may be empty, where a batch has fewer images than there are processes
+                yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

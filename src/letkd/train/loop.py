@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from letkd.cache import TeacherCache
-from letkd.compiled import CompiledParts
+from letkd.compiled import CompiledParts, check_device
 from letkd.data import Dataset, FileSplit, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
@@ -28,7 +28,7 @@ from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
-from letkd.train.evaluate import Accuracy, evaluate, predict
+from letkd.train.evaluate import Accuracy, evaluate, judge
 from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
 from letkd.train.stop import Wish, polite_stop
@@ -66,17 +66,20 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     if run.result is not None:
         say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
         return run.result
+    if recipe.train.compile:
+        check_device(fabric.device)
     data = read_data(recipe)
     fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
     for phase in recipe.phases:
         distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
+    batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
     with run.begin() if fabric.is_global_zero else nullcontext():
         wait_for_all()
         shared = Path(supervision or run.path / "supervision")
         fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
-            return _Run(fabric, run, distiller, data, shared, save_minutes, wish).train()
+            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish).train()
 
 
 class _Run:
@@ -88,12 +91,13 @@ class _Run:
         run: RunFolder,
         distiller: Distiller,
         data: Dataset,
+        batches: Loader,
         shared: Path,
         save_minutes: float,
         wish: Wish,
     ):
-        self.fabric, self.run, self.distiller, self.data, self.wish = fabric, run, distiller, data, wish
-        self.recipe = run.recipe
+        self.fabric, self.run, self.distiller, self.data, self.batches = fabric, run, distiller, data, batches
+        self.recipe, self.wish = run.recipe, wish
         if self.recipe.train.sync_bn:
             sync_batch_norms(distiller)
         self.compiled: AbstractContextManager[None] = nullcontext()
@@ -105,7 +109,6 @@ class _Run:
         wrapped: Any = fabric.setup(distiller, sgd(distiller, self.recipe.optim))
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
-        self.batches = train_loader(self.recipe, data, rank=fabric.global_rank, world=fabric.world_size)
         if self.recipe.train.cache_views and distiller.teacher is not None:
             distiller.cache = TeacherCache(distiller, self.batches, shared / "views")
         self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
@@ -258,10 +261,10 @@ class _Run:
         recipe, run, data, state = self.recipe, self.run, self.data, self.state
         student = self.distiller.export()
         unsync_batch_norms(student)
-        last, held = self._evaluate(student, "test"), self._evaluate(student, "val")
-        if last is None:
+        if not len(data.test):
             raise DataError(f"{data.name} has no test images, so there is nothing to report")
-        found = predict(student, self._loader("test"), description="what it takes the test images for")
+        last, found = judge(student, self._loader("test"), description="evaluating on test")
+        held = self._evaluate(student, "val")
         if self.fabric.is_global_zero:
             save_student(
                 student,
@@ -276,7 +279,7 @@ class _Run:
             )
             found.save(run.predictions)
         wait_for_all()
-        best = self._best_on_test(student)
+        best = last if state.best_val_epoch == self.epochs else self._best_on_test(student)
         result = Result(
             last_test=last.top1,
             last_test_top5=last.top5,
