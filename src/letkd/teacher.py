@@ -15,8 +15,6 @@ from letkd.taps import Tap, Taps, as_logits, replace_module, run_once
 def fold_teacher(teacher: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> nn.Module:
     """A copy of a teacher in eval mode, each BN that alone reads a convolution folded into it; all `taps` give what they gave.
 
-        BN(w ∗ x) = (γ/σ · w) ∗ x + (β − γ μ/σ)
-
     Args:
         taps: places whose features must stay. A convolution whose own output is read is left as it is.
         example: one input, to see that copy and teacher agree.
@@ -32,18 +30,31 @@ def fold_teacher(teacher: nn.Module, taps: Mapping[str, Tap], example: Tensor) -
         return teacher
     fixed = {tap.path for tap in taps.values() if tap.io == "output"}, {tap.path for tap in taps.values() if tap.io == "input"}
     for conv_path, bn_path in pairs:
-        if conv_path in fixed[0] or bn_path in fixed[1]:
-            continue
-        conv, bn = folded.get_submodule(conv_path), folded.get_submodule(bn_path)
-        if not isinstance(conv, nn.Conv2d) or not isinstance(bn, nn.BatchNorm2d) or bn._forward_hooks or bn._modules:
-            continue
-        dtype = conv.weight.dtype
-        replace_module(folded, conv_path, fuse_conv_bn_eval(conv.double(), bn.double()).to(dtype))
-        replace_module(folded, bn_path, nn.Identity())
+        if conv_path not in fixed[0] and bn_path not in fixed[1]:
+            fold_bn(folded, conv_path, bn_path)
     if not _agree(teacher, folded, taps, example):
         say(f"the teacher {type(teacher).__name__} keeps its BN: folded, it does not give the same features")
         return teacher
     return folded
+
+
+def fold_bn(model: nn.Module, conv_path: str, bn_path: str) -> bool:
+    """Fold a BN in eval mode into the convolution before it, in place.
+
+        BN(w ∗ x) = (γ/σ · w) ∗ x + (β − γ μ/σ)
+
+    Whether it was done: not where either is some other module, or something hangs on it that a replacement would lose (a grafted
+    child, a hook). That nobody else reads the convolution is the caller's to know.
+    """
+    conv, bn = model.get_submodule(conv_path), model.get_submodule(bn_path)
+    if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
+        return False
+    if any(part._modules or part._forward_hooks or part._forward_pre_hooks for part in (conv, bn)):
+        return False
+    dtype = conv.weight.dtype
+    replace_module(model, conv_path, fuse_conv_bn_eval(conv.double(), bn.double()).to(dtype))
+    replace_module(model, bn_path, nn.Identity())
+    return True
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:

@@ -33,6 +33,18 @@ def torchrun(recipes: Path, out: Path, *deaths: str, restarts: int = 0) -> subpr
     return subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
 
 
+def srun(recipes: Path, out: Path) -> list[str]:
+    """Two nodes of one process each, by the variables that SLURM's srun gives its tasks; what each said."""
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": "letkd", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
+    slurm |= {"SLURM_NNODES": "2", "SLURM_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0"}
+    command = [sys.executable, str(HERE / "two_processes.py"), str(recipes), str(out)]
+    tasks = []
+    for rank in "01":
+        own = {"SLURM_PROCID": rank, "SLURM_NODEID": rank, "RANK": rank}  # RANK is for the program, which names itself
+        tasks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT | slurm | own))
+    return [task.communicate(timeout=300)[0] for task in tasks]
+
+
 def write_recipes(folder: Path, recipes: dict) -> Path:
     folder.mkdir()
     for name, recipe in recipes.items():
@@ -99,6 +111,13 @@ def test_a_process_that_fails_ends_the_run_with_its_own_traceback(whole):
     done = torchrun(write_recipes(folder / "alone", {"ce": recipes["ce"]}), folder / "failed", "1:ce:2:raise")
     assert done.returncode != 0
     assert "RuntimeError: rank 1 has had enough" in done.stderr
+
+
+def test_slurm_gives_what_torchrun_gives(whole):
+    folder, recipes = whole
+    said = srun(write_recipes(folder / "slurm-recipes", {"ce": recipes["ce"]}), folder / "slurm")
+    assert all(f"rank {rank} ce " in text for rank, text in enumerate(said)), said
+    same_end(folder / "whole" / "ce", folder / "slurm" / "ce", pythons_stream=True)
 
 
 def test_the_launchers_variables():

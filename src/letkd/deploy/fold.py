@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from letkd.layer import KDLayer
 from letkd.taps import replace_module
+from letkd.teacher import fold_bn
 
 
 class FoldedKDLayer(nn.Module):
@@ -110,20 +110,8 @@ def fold_batch_norms(model: nn.Module, program: ExportedProgram) -> int:
             modules; a BN with a layer grafted behind it stays.
     """
     held = program.graph_signature.inputs_to_parameters
-    folded = 0
-    for node in program.graph.nodes:
-        pair = _conv_and_bn(node, held)
-        if pair is None:
-            continue
-        conv_path, bn_path = pair
-        conv, bn = model.get_submodule(conv_path), model.get_submodule(bn_path)
-        if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d or _watched(conv) or _watched(bn):
-            continue
-        dtype = conv.weight.dtype
-        replace_module(model, conv_path, fuse_conv_bn_eval(conv.double(), bn.double()).to(dtype))
-        replace_module(model, bn_path, nn.Identity())
-        folded += 1
-    return folded
+    pairs = [pair for node in program.graph.nodes if (pair := _conv_and_bn(node, held))]
+    return sum(fold_bn(model, conv_path, bn_path) for conv_path, bn_path in pairs)
 
 
 def _conv_and_bn(node: Any, held: Mapping[str, str]) -> tuple[str, str] | None:
@@ -139,8 +127,3 @@ def _conv_and_bn(node: Any, held: Mapping[str, str]) -> tuple[str, str] | None:
         return None
     conv_path, bn_path = (str(name).rpartition(".")[0] for name in names)
     return conv_path, bn_path
-
-
-def _watched(module: nn.Module) -> bool:
-    """Whether something hangs on a module that a replacement would lose: a grafted child or a hook."""
-    return bool(module._modules or module._forward_hooks or module._forward_pre_hooks)

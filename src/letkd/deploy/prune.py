@@ -125,7 +125,7 @@ def ranking(use: Use) -> Int64[Tensor, " m"]:
 
 
 @dataclass(frozen=True)
-class Site:
+class Pruning:
     """A layer while it is being pruned.
 
     Args:
@@ -154,14 +154,14 @@ class Site:
 
 def prune_never(student: nn.Module, batches: Iterable[Batch]) -> tuple[nn.Module, list[Pruned]]:
     """Drop the templates that never fire on these images; on them the student gives what it gave, to rounding."""
-    return _prune(student, batches, Site.firing)
+    return _prune(student, batches, Pruning.firing)
 
 
 def prune_to(student: nn.Module, batches: Iterable[Batch], K: int) -> tuple[nn.Module, list[Pruned]]:
     """Keep in every layer the K templates of the largest share, and fit ν anew."""
     if K < 1:
         raise ExportError(f"pruning to {K} templates was asked for; a layer keeps at least 1")
-    return _prune(student, batches, lambda site: site.first(K))
+    return _prune(student, batches, lambda at: at.first(K))
 
 
 def prune_auto(
@@ -175,9 +175,9 @@ def prune_auto(
     """
     before = accuracy(student)
 
-    def choose(site: Site) -> FoldedKDLayer:
-        floor = before - tolerance * site.number / site.of - 1e-9
-        return site.first(smallest(len(ranking(site.use)), lambda K: accuracy(site.trial(site.first(K))) >= floor))
+    def choose(at: Pruning) -> FoldedKDLayer:
+        floor = before - tolerance * at.number / at.of - 1e-9
+        return at.first(smallest(len(ranking(at.use)), lambda K: accuracy(at.trial(at.first(K))) >= floor))
 
     return _prune(student, batches, choose)
 
@@ -204,7 +204,7 @@ def folded_layers(student: nn.Module) -> list[str]:
 
 
 def _prune(
-    student: nn.Module, batches: Iterable[Batch], choose: Callable[[Site], FoldedKDLayer]
+    student: nn.Module, batches: Iterable[Batch], choose: Callable[[Pruning], FoldedKDLayer]
 ) -> tuple[nn.Module, list[Pruned]]:
     """Layer after layer, each seeing what those before it give now."""
     student = copy.deepcopy(student).eval()
@@ -218,7 +218,7 @@ def _prune(
             replace_module(student, path, small)
             return student
 
-        small = choose(Site(layer, use, number, len(paths), trial))
+        small = choose(Pruning(layer, use, number, len(paths), trial))
         trial(small)
         pruned.append(Pruned(path, len(layer.beta), int((use.fired == 0).sum()), len(small.beta)))
     return student, pruned
