@@ -11,12 +11,15 @@ from letkd.train.optim import phase_at
 def test_the_test_split_is_read_after_the_last_epoch_only(tmp_path, monkeypatch):
     seen = []
 
-    def look(student, loader, *, description, **options):
-        seen.append(description.rpartition(" ")[2])
-        return real(student, loader, description=description, **options)
+    def looking(real):
+        def look(student, loader, *, description):
+            seen.append(description.rpartition(" ")[2])
+            return real(student, loader, description=description)
 
-    real = loop.evaluate
-    monkeypatch.setattr(loop, "evaluate", look)
+        return look
+
+    monkeypatch.setattr(loop, "evaluate", looking(loop.evaluate))
+    monkeypatch.setattr(loop, "judge", looking(loop.judge))
     settings = ["train.epochs=2", "data.fraction=0.05", "student.model='resnet8_tiny'"]
     result = loop.train(resolve("digits/tiny/ce", settings=settings), tmp_path / "run")
     first = seen.index("test")

@@ -1,12 +1,10 @@
 """Runs that read the teacher from a cache: killed or stopped anywhere, with it filled or empty, they end with the same bits."""
 
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
-import tomli_w
 import torch
 from typer.testing import CliRunner
 
@@ -15,20 +13,13 @@ from letkd.cache import TeacherCache
 from letkd.cli.main import app
 from letkd.errors import Stopped
 from letkd.recipes import resolve
-from tests.end_to_end.test_resume import HERE, SMALL, recipe_for, same_end, stopped_after, teacher  # noqa: F401 - a fixture
+from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, stopped_after, teacher, weather  # noqa: F401 - a fixture
 
 CACHED = "train.cache_views=2"
 
 
 def test_a_cached_run_killed_anywhere_ends_with_the_same_bits(teacher, tmp_path):  # noqa: F811
-    recipe = recipe_for("letkd-2", teacher, CACHED)
-    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
-    for name, kills in (("whole", 0), ("killed", 6)):
-        storm = [sys.executable, str(HERE / "kill_storm.py"), tmp_path / "recipe.toml", tmp_path / name, "5", str(kills)]
-        done = subprocess.run(storm, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout.split()[1]) >= 3, "hardly a storm"
-    same_end(tmp_path / "whole", tmp_path / "killed", pythons_stream=True)
+    weather(recipe_for("letkd-2", teacher, CACHED), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize("heeded", [1, 3, 5])  # while view 1 is made; within epoch 1; while view 2 is made
