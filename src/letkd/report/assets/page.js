@@ -23,7 +23,7 @@
 
   // Round numbers that cover low to high, about n of them.
   function ticks(low, high, n = 4) {
-    if (!(high > low)) { const pad = Math.abs(low) * 0.1 || 1; low -= pad; high += pad; }
+    if (!(high > low)) { const pad = Math.abs(low) * 0.1; low -= pad; high += pad || 1; } // nothing but zeros: from 0 to 1
     const rough = (high - low) / n, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough) || 10 * power;
     const found = [];
