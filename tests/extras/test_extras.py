@@ -19,7 +19,7 @@ from tests.conftest import images
 
 
 def _torchvision_imports() -> bool:
-    return subprocess.letkd([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
+    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
 
 
 if importlib.util.find_spec("torchvision") is not None and not _torchvision_imports():
