@@ -49,13 +49,13 @@ def set_trap(left: int, where: str, die: Callable[[], None] = die) -> None:
 
 def child(recipe, folder: Path, dice: random.Random, trap: bool) -> None:
     if trap:
-        set_trap(dice.randrange(1, 12), dice.choice(["fsync", "before", "after"]))
+        set_trap(dice.randrange(1, 5), dice.choice(["fsync", "before", "after"]))
     loop.train(recipe, folder, save_minutes=0)  # saved after every step, so that there is much to interrupt
     os._exit(0)
 
 
-def storm(recipe, folder: Path, dice: random.Random, kills: int) -> int:
-    """How many children it took, but for the last."""
+def storm(recipe, folder: Path, dice: random.Random, kills: int, moment: float = 0.0) -> int:
+    """How many children it took, but for the last; those killed at random are within so many seconds."""
     killed = 0
     while True:
         pid = os.fork()
@@ -66,7 +66,7 @@ def storm(recipe, folder: Path, dice: random.Random, kills: int) -> int:
                 os._exit(1)
         dice.random()  # the next child's trap is another
         if killed % 2 and killed < kills:
-            time.sleep(dice.uniform(0.05, 1.0))
+            time.sleep(dice.uniform(0.05, 1.0) * moment)
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
@@ -85,9 +85,11 @@ def main() -> None:
     set_quiet(True)
     recipe, folder = resolve(sys.argv[1]), Path(sys.argv[2])
     dice, kills = random.Random(int(sys.argv[3])), int(sys.argv[4])
+    began = time.monotonic()
     if storm(recipe, folder / "whole", dice, 0):
         sys.exit("the run that nobody kills was killed")
-    print(f"killed {storm(recipe, folder / 'killed', dice, kills)} times")
+    third = (time.monotonic() - began) / 3
+    print(f"killed {storm(recipe, folder / 'killed', dice, kills, third)} times")
 
 
 if __name__ == "__main__":

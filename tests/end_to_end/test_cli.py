@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_installed_command_answers():
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", done.stdout)
 
 
-def test_demo(letkd, tmp_path):
+def test_demo(letkd, tmp_path, monkeypatch):
     code, out, err = letkd("demo", "--trials", 2, *SMALL, "--set", "teacher.model=resnet8_tiny", "--out", "demo")
     assert code == 0, err
     for title in ("Teacher", "Student", "KD", "QUEST", "letKD-1", "letKD-2"):
@@ -126,6 +127,8 @@ def test_demo(letkd, tmp_path):
     assert "run folder: demo" in out
     table = (tmp_path / "demo" / "table.md").read_text()
     assert len(re.findall(r"± \d+\.\d\d \| 2 \|", table)) == 5
+    assert (tmp_path / "demo" / "report.html").exists()
+    monkeypatch.setattr("letkd.report.write.write_report", lambda runs, out: Path(out) / "report.html")  # once is enough
     code, again, err = letkd("demo", "--trials", 2, *SMALL, "--set", "teacher.model=resnet8_tiny", "--out", "demo")
     assert (code, again) == (0, out), "a demo that is done should just show its table"
 
