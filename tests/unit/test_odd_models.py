@@ -1,6 +1,5 @@
 """Models as people bring them: what works, and the sentence that the rest gets, from the Distiller and from `letkd taps`."""
 
-import sys
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import letkd.methods as methods
-from letkd.cli.main import main
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError
 from letkd.models import load_weights, save_weights
@@ -155,21 +153,13 @@ def distil(student: nn.Module, teacher: nn.Module, method: methods.Method, site=
 
 
 @pytest.fixture
-def letkd_taps(monkeypatch, capsys, tmp_path):
+def letkd_taps(monkeypatch, letkd):
     """`letkd taps` on a model that a test makes: exit code and what was printed."""
-    monkeypatch.setattr("letkd.models.create_model", lambda name, *, num_classes: made[0])
-    made = []
 
     def run(model: nn.Module):
-        made[:] = [model]
-        monkeypatch.setattr(sys, "argv", ["letkd", "taps", "own.py:model", "--input", "16x16"])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
+        monkeypatch.setattr("letkd.models.create_model", lambda name, *, num_classes: model)
+        code, out, err = letkd("taps", "own.py:model", "--input", "16x16")
+        return code, out + err
 
     return run
 
