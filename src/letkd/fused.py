@@ -24,6 +24,7 @@ from torch.distributed.nn.functional import all_reduce
 
 from letkd.errors import DataError
 from letkd.functional import pixels
+from letkd.lanes import Sum, mm
 from letkd.processes import several
 from letkd.supervision.labels import Labels
 from letkd.sync_bn import SyncedBatchNorm2d
@@ -136,15 +137,7 @@ def _full(t: Tensor) -> Tensor:
 
 def _chunk(x: Tensor, K: int) -> int:
     """Rows at a time: on a CPU a chunk of scores stays in the cache, elsewhere it is large enough to fill the device."""
-    return max(1, (2**20 if x.device.type == "cpu" else 2**25) // K)
-
-
-def _mm(p: Tensor, q: Tensor, out: Tensor) -> Tensor:
-    return torch.mm(p, q, out=out) if p.dtype == out.dtype else out.copy_(p @ q)
-
-
-def _add_mm(out: Tensor, p: Tensor, q: Tensor) -> None:
-    out.addmm_(p, q) if p.dtype == out.dtype else out.add_(p @ q)
+    return max(1, (3 * 2**19 if x.device.type == "cpu" else 2**25) // K)
 
 
 class _Match(torch.autograd.Function):
@@ -168,7 +161,7 @@ class _Match(torch.autograd.Function):
         scores, values = x.new_empty(chunk, K), x.new_empty(chunk, K)  # allocated once: no page faults in the loop
         for s in _slices(n, chunk):
             m = s.stop - s.start
-            a = _mm(x_[s], W_.T, scores[:m])
+            a = mm(x_[s], W_.T, scores[:m])
             top = a.amax(dim=1)
             u = torch.sub(a, top[:, None], out=values[:m]).exp_()
             log_Z[s] = u.sum(dim=1).log_().add_(top)
@@ -176,7 +169,7 @@ class _Match(torch.autograd.Function):
                 torch.addcmul(B, a, A, out=u).relu_()
                 if normalize:
                     r[s] = u.norm(dim=1).clamp_min(1e-12)
-                _mm(u.to(dtype), V_.T, v[s])
+                mm(u.to(dtype), V_.T, v[s])
         v /= r[:, None]
         ctx.save_for_backward(x, W, A, B, V, v, r, log_Z)
         ctx.normalize, ctx.dtype = normalize, dtype
@@ -192,28 +185,28 @@ class _Match(torch.autograd.Function):
         x_, W_, V_ = x.to(dtype), W.to(dtype), V.to(dtype)
         g = torch.zeros_like(v) if gv is None else gv / r[:, None]
         along, g_ = (-(g * v).sum(dim=1) / r)[:, None], g.to(dtype)
-        dx, dWt, dA, dB, dV = torch.empty_like(x), W.new_zeros(W.shape[::-1]), *(torch.zeros_like(t) for t in (A, B, V))
+        dx, dWt, dA, dB, dV = torch.empty_like(x), *(Sum(t) for t in (W.T, A, B, V))
         scores, values, slopes = (x.new_empty(chunk, K) for _ in range(3))
         for s in _slices(n, chunk):
             m = s.stop - s.start
-            a, da = _mm(x_[s], W_.T, scores[:m]), slopes[:m]
+            a, da = mm(x_[s], W_.T, scores[:m]), slopes[:m]
             if len(V) and gv is not None:
                 u = torch.addcmul(B, a, A, out=values[:m]).relu_()
-                _add_mm(dV, g_[s].T, u.to(dtype))
-                _mm(g_[s], V_, da)
+                dV.add_product(g_[s], u.to(dtype))
+                mm(g_[s], V_, da)
                 if ctx.normalize:
                     da.addcmul_(u, along[s])
                 torch.ops.aten.threshold_backward.grad_input(da, u, 0, grad_input=da)
-                dB += da.sum(dim=0)
-                dA += torch.mul(da, a, out=u).sum(dim=0)
+                dB.add_rows(da)
+                dA.add_rows(torch.mul(da, a, out=u))
                 da.mul_(A)
             else:
                 da.zero_()
             if gZ is not None:
                 da.addcmul_(a.sub_(log_Z[s, None]).exp_(), gZ[s, None])
-            _mm(da.to(dtype), W_, dx[s])
-            _add_mm(dWt, x_[s].T, da.to(dtype))
-        return dx, dWt.T, dA, dB, dV, None, None
+            mm(da.to(dtype), W_, dx[s])
+            dWt.add_product(x_[s], da.to(dtype))
+        return dx, dWt.total().T, dA.total(), dB.total(), dV.total(), None, None
 
 
 def _slices(n: int, chunk: int) -> list[slice]:

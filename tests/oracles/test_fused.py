@@ -97,6 +97,19 @@ def test_any_batch_and_map(shape):
     compare(plain, twin, a_map(*shape), **EXACT)
 
 
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 7, 7), (1, 3, 3)])
+def test_on_several_threads_each_with_rows_of_its_own(monkeypatch, threads, shape):
+    # 24 pixels are whole chunks of whole lanes; of 98 two are left for a chunk of fewer; a chunk of one is cut no further
+    monkeypatch.setattr(fused, "_chunk", lambda x, K: 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compare(*layers(), a_map(*shape), rtol=1e-9, atol=1e-9)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_in_single_precision_within_its_rounding():
     plain, twin = layers(torch.float32)
     compare(plain, twin, a_map(b=6, h=8, w=8, dtype=torch.float32), rtol=1e-4, atol=2e-5)

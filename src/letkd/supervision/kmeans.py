@@ -4,11 +4,13 @@ import math
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import FitError
 from letkd.functional import pixels
+from letkd.lanes import mm
 from letkd.processes import several
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
@@ -32,14 +34,15 @@ def largest_entries(
     Rows go in chunks, so no [n K] tensor is held, and labels in blocks: a block whose largest is too small is not looked at again.
     None where more than one label in eight would be kept, or where a pixel has none because of a NaN.
     """
-    K, width = len(rho), math.isqrt(len(rho))
+    K, width = len(rho), math.isqrt(len(rho)) // 2 or 1
     blocks = -(-K // width)
-    scaled, shift = ((2 * tau) * rho).T.contiguous(), tau * (rho * rho).sum(dim=1)
-    logits = f.new_full((min(chunk, len(f)), blocks * width), -torch.inf)  # the last block is filled up with −∞
+    # −τ‖f_i − ρ_k‖² and what cancels, as one product: (f_i, 1) with (2τρ_k, −τ‖ρ_k‖²). The last block is filled up with −∞.
+    f, scaled = F.pad(f, (0, 1), value=1.0), torch.cat([(2 * tau) * rho, -tau * (rho * rho).sum(dim=1, keepdim=True)], dim=1)
+    logits = f.new_full((min(chunk, len(f)), blocks * width), -torch.inf)
     index, weight, count = [], [], []
     for rows in f.split(chunk):
         logit = logits[: len(rows)]
-        torch.sub(rows @ scaled, shift, out=logit[:, :K])
+        mm(rows, scaled.T, logit[:, :K])
         block = logit.view(len(rows), blocks, width)
         best = block.amax(dim=2)
         top = best.amax(dim=1, keepdim=True)
