@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LIGHTNING := $(VENV)/lightning
 EXTRAS := .venv-extras
 
 .PHONY: demo test browser test-extras lint types docs wheel-test bench clean
@@ -11,8 +12,8 @@ EXTRAS := .venv-extras
 demo: $(READY)
 	$(BIN)/letkd demo
 
-test: $(READY) browser lint types docs wheel-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them.
 test-extras: $(EXTRAS)/.ready
@@ -47,6 +48,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	touch $@
+
+# Apart: Fabric imports torchmetrics, which Lightning brings, wherever it is installed, and every process of the tests would wait
+# seconds for it. One example needs Lightning, of the version of the Fabric that is there.
+$(LIGHTNING)/.ready: $(READY)
+	fabric=$$($(BIN)/python -c "from importlib.metadata import version; print(version('lightning-fabric'))") && \
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(LIGHTNING) --upgrade \
+		pytorch-lightning==$$fabric torchmetrics tqdm pyyaml
 	touch $@
 
 $(EXTRAS)/.ready: pyproject.toml constraints.txt

@@ -17,6 +17,7 @@ from letkd.deploy.export import FORMATS, as_onnx, trace
 from letkd.deploy.facts import Facts
 from letkd.deploy.fold import FoldedKDLayer, fold_student
 from letkd.deploy.runners import need, open_model
+from letkd.deploy.source import open_source
 from letkd.errors import ExportError, LetkdError
 from letkd.models.mobilenetv2 import _half_block
 from letkd.models.shufflenet import DownUnit2, Unit2
@@ -198,6 +199,13 @@ def test_safetensors_with_prune(letkd, run_folder, tmp_path):
     header = read_header(tmp_path / "s.safetensors")
     assert (header["size"], header["classes"][3], header["model"]) == ([32, 32], "3", "resnet8_tiny")
     assert open_model(tmp_path / "s.safetensors").facts.size == (32, 32)
+
+
+def test_a_run_whose_own_data_is_named_keeps_its_split(run_folder):
+    own, named = open_source(run_folder).data, open_source(run_folder, data="digits").data
+    assert len(own.train) < len(load_data("digits").train)
+    for split in ("train", "val", "test"):
+        assert torch.equal(getattr(named, split).images, getattr(own, split).images)
 
 
 def test_int8(letkd, run_folder, tmp_path):

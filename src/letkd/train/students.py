@@ -95,11 +95,12 @@ def _nothing_there(what: Path, student: str | None) -> str:
 
 
 def _images(path: Path, data: str | None, root: Path | None) -> Dataset:
-    if data is not None:
+    recipe = recipe_of(path.parent) if (path.parent / "recipe.toml").exists() else None
+    if data is not None and (recipe is None or data != recipe.data.name):
         return load_data(data, root=root)
-    if not (path.parent / "recipe.toml").exists():
+    if recipe is None:
         raise RunError(f"{path} lies outside a run folder: name the data set with --data")
-    recipe = recipe_of(path.parent)
+    # its own data set, though it is named: split as the run did, so that no image it learnt from counts as held out
     if root is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(root)})})
     return read_data(recipe)
