@@ -51,11 +51,10 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 # Apart: Fabric imports torchmetrics, which Lightning brings, wherever it is installed, and every process of the tests would wait
-# seconds for it. One example needs Lightning, of the version of the Fabric that is there.
+# seconds for it. One example needs Lightning.
 $(LIGHTNING)/.ready: $(READY)
-	fabric=$$($(BIN)/python -c "from importlib.metadata import version; print(version('lightning-fabric'))") && \
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(LIGHTNING) --upgrade \
-		pytorch-lightning==$$fabric torchmetrics tqdm pyyaml
+		"pytorch-lightning>=2.4" torchmetrics tqdm pyyaml
 	touch $@
 
 $(EXTRAS)/.ready: pyproject.toml constraints.txt
