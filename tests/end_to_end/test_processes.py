@@ -72,16 +72,16 @@ def whole(tmp_path_factory, teacher):  # noqa: F811
 def test_killed_processes_restart_and_end_with_the_same_bits(whole):
     """Each recipe loses one of its processes at a random moment, and the first in the middle of a random write, or about its renaming."""
     folder, _ = whole
-    names, dice, deaths = ("ce", "crd", "letkd-2"), random.Random(6), []
+    names, dice, deaths = ("crd", "letkd-2"), random.Random(6), []
     for name in names:
         deaths.append(f"{dice.randrange(2)}:{name}:{dice.uniform(0.05, 1.0):.2f}:moment")
         deaths.append(f"0:{name}:{dice.randrange(3, 12)}:{dice.choice(['fsync', 'before', 'after'])}")
     done = torchrun(
-        write_recipes(folder / "three", {name: whole[1][name] for name in names}), folder / "killed", *deaths, restarts=8
+        write_recipes(folder / "two", {name: whole[1][name] for name in names}), folder / "killed", *deaths, restarts=8
     )
     assert done.returncode == 0, done.stderr[-3000:]
     happened = sorted(path.name for path in (folder / "killed").glob("?-*-*-*"))
-    assert len(happened) >= 4, f"hardly a storm: {happened}"  # a run may be over before its moment comes
+    assert len(happened) >= 3, f"hardly a storm: {happened}"  # a run may be over before its moment comes
     for name in names:
         same_end(folder / "whole" / name, folder / "killed" / name, pythons_stream=True)
 
