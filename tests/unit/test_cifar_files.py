@@ -91,9 +91,9 @@ def unpacked(root: Path, name: str, version: str, **changed: bytes | None) -> Pa
     return folder
 
 
-def archived(root: Path, name: str, version: str, *, backwards: bool = False, prefix: str = "") -> Path:
+def archived(root: Path, name: str, version: str, *, backwards: bool = False, prefix: str = "", level: int = 9) -> Path:
     path = root / f"{name.replace('cifar', 'cifar-')}-{version}.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
+    with tarfile.open(path, "w:gz", compresslevel=level) as archive:
         files = list(content(name, version).items())
         for file, data in reversed(files) if backwards else files:
             member = tarfile.TarInfo(f"{prefix}{FOLDERS[name, version]}/{file}")
@@ -231,8 +231,9 @@ def test_truncated_archive(tmp_path, name, version, share):
         load_data(name, root=tmp_path)
 
 
-def test_flipped_bits_in_an_archive(tmp_path):
-    path = archived(tmp_path, "cifar10", "binary")
+@pytest.mark.parametrize("level", [9, 0])  # where nothing is compressed, only the checksum at the end shows it
+def test_flipped_bits_in_an_archive(tmp_path, level):
+    path = archived(tmp_path, "cifar10", "binary", level=level)
     data = bytearray(path.read_bytes())
     for at in range(len(data) // 2, len(data) // 2 + 64):
         data[at] ^= 0x55

@@ -1,5 +1,6 @@
 """Downloads from a server of our own that behaves badly, and archives that mean harm."""
 
+import gzip
 import hashlib
 import io
 import os
@@ -318,6 +319,23 @@ def test_damaged_archives(tmp_path, kind):
         archive.write_bytes(broken)
         refused(archive, tmp_path, r"damaged or cut short|cannot be unpacked|shorter than it says")
     refused(MAKERS[kind](tmp_path / kind), tmp_path, "does not hold set: it is another archive|damaged")
+
+
+def test_a_changed_byte_that_only_the_checksum_shows(tmp_path):
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz", compresslevel=0) as archive:  # stored as it is: a changed byte decompresses well
+        info = tarfile.TarInfo("set/a")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"one"))
+    assert path.read_bytes().count(b"one") == 1
+    path.write_bytes(path.read_bytes().replace(b"one", b"two"))
+    refused(path, tmp_path, r"cannot be unpacked \(CRC check failed")
+
+
+def test_an_archive_that_does_not_end(tmp_path):
+    path = a_tar(tmp_path / "x.tar.gz", ("set/a", b"one"))
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(20 << 20)))
+    refused(path, tmp_path, "it goes on long after its last file")
 
 
 def test_getting_a_data_set(server, tmp_path, monkeypatch, said):

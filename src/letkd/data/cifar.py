@@ -12,6 +12,7 @@ import torch
 
 from letkd.data.base import Dataset, Reading, Split, reader
 from letkd.data.pickles import Array, as_text, read_pickle
+from letkd.data.unpack import to_the_end
 from letkd.errors import DataError
 
 # Of CIFAR-100; the authors normalise both data sets with them.
@@ -157,6 +158,7 @@ def _contents(layout: Layout, place: Path) -> Iterator[tuple[str, str, bytes]]:
                 stream = archive.extractfile(member) if file and member.isreg() else None
                 if file and stream:
                     yield file, f"{place}:{member.name}", stream.read()
+            to_the_end(archive)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(
             f"{place} cannot be read ({error}); it is damaged or cut short: download {layout.archive} again"

@@ -90,6 +90,16 @@ def _tar(archive: Path) -> Iterator[Entry]:
             if not (member.isreg() or member.isdir()):
                 raise DataError(f"{archive} holds {name[:100]!r}, a link or a device: refused, and nothing was kept")
             yield name, member.size, found.extractfile(member) if member.isreg() else None
+        to_the_end(found)
+
+
+def to_the_end(found: tarfile.TarFile) -> None:
+    """Read what follows the last member: a compressed file has its checksum there, and only who comes so far has it compared."""
+    left = 16 * CHUNK  # archives are filled up to a whole record, most often of ten thousand bytes
+    while left and (padding := found.fileobj.read(min(left, CHUNK))):
+        left -= len(padding)
+    if not left:
+        raise tarfile.TarError("it goes on long after its last file")
 
 
 def _zip(archive: Path) -> Iterator[Entry]:
