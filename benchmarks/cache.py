@@ -1,6 +1,6 @@
 """An epoch whose steps read from a `TeacherCache` against the same epoch without any teacher, and with it.
 
-    python benchmarks/cache.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 3]
+    python benchmarks/cache.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 7]
                                [--rows letkd-1,letkd-2,kd,crd] [--check | --record]
 
 `given` is the same step with what it needs of the teacher handed to it from memory: student, KD layers and losses alone. Images come
@@ -50,7 +50,7 @@ def epoch(made: letkd.Distiller, loader: Loader, source: object) -> Callable[[],
 
 
 def main() -> None:
-    arguments = parser(__doc__, rounds=3)
+    arguments = parser(__doc__, rounds=7)
     arguments.add_argument("--teacher", default="resnet56")
     arguments.add_argument("--student", default="resnet20")
     arguments.add_argument("--K", type=int, default=4096)

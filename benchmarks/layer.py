@@ -1,6 +1,6 @@
 """The parts of a letKD step that are not networks: KD layer, labels and loss, plain and fused, in units of one CE step.
 
-    python benchmarks/layer.py [--student resnet20] [--K 4096] [--batch 64] [--rounds 8] [--check | --record]
+    python benchmarks/layer.py [--student resnet20] [--K 4096] [--batch 64] [--rounds 16] [--check | --record]
 
 The unit is one fp32 step of the student with cross-entropy, timed in the same rounds. Maps are 8x8 with 64 channels. The teacher's
 features are made so that a pixel's labels are about as sharp as a trained ResNet-56's on CIFAR (some 50 above 1e-7 at τ = 1).
@@ -69,7 +69,7 @@ def site(supervision: Supervision, f_T: torch.Tensor, y: torch.Tensor, *, fused:
 
 
 def main() -> None:
-    arguments = parser(__doc__, rounds=8)
+    arguments = parser(__doc__, rounds=16)
     arguments.add_argument("--student", default="resnet20")
     arguments.add_argument("--K", type=int, default=4096)
     arguments.add_argument("--batch", type=int, default=64)

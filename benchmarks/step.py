@@ -1,6 +1,6 @@
 """Time and peak memory of one training step by method, interleaved in one run, as ratios to plain cross-entropy.
 
-    python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 5]
+    python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 12]
                               [--rows ce,teacher,kd,letkd-1:plain,letkd-1,letkd-1:bf16] [--check | --record]
 
 A row is a method as `letkd train --method` names it; `:plain` computes the KD layer and its loss as the paper writes them (else they
@@ -57,7 +57,7 @@ def step(made: letkd.Distiller, batch: letkd.Batch, *, bf16: bool) -> Callable[[
 
 
 def main() -> None:
-    arguments = parser(__doc__, rounds=5)
+    arguments = parser(__doc__, rounds=12)
     arguments.add_argument("--teacher", default="resnet56")
     arguments.add_argument("--student", default="resnet20")
     arguments.add_argument("--K", type=int, default=4096)
