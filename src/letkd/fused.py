@@ -13,6 +13,7 @@ with pixels as rows x_i of unit length, templates w_k as rows of W and scores a 
 3. ν of a p of unit length is ν of p, divided by ‖p‖ afterwards.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -140,6 +141,9 @@ def _chunk(x: Tensor, K: int) -> int:
     return max(1, (3 * 2**19 if x.device.type == "cpu" else 2**25) // K)
 
 
+LOG2_E = math.log2(math.e)
+
+
 class _Match(torch.autograd.Function):
     """v = ν(relu(A a + B)) and log Z of a = x Wᵀ; backward computes a anew, chunk by chunk.
 
@@ -148,7 +152,8 @@ class _Match(torch.autograd.Function):
         du = (Vᵀ g − u (vᵀ g) / r) / r, where u > 0        da = A du + softmax(a) g_Z
         dx = da W        dW = daᵀ x        dA = Σ du a        dB = Σ du        dV = Σ g uᵀ / r
 
-    Without normalisation r = 1 and the term with vᵀ g is not there. Where V has no rows there is log Z alone.
+    Without normalisation r = 1 and the term with vᵀ g is not there. Where V has no rows there is log Z alone. Scores are held in
+    base 2, as a2 = a log₂ e, for 2^a2 takes less than exp a; A2 belongs to them.
     """
 
     @staticmethod
@@ -156,17 +161,18 @@ class _Match(torch.autograd.Function):
         ctx: Any, x: Tensor, W: Tensor, A: Tensor, B: Tensor, V: Tensor, normalize: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         n, K, chunk = len(x), len(W), min(len(x), _chunk(x, len(W)))
-        x_, W_, V_ = x.to(dtype), W.to(dtype), V.to(dtype)
+        x_, W2, V_ = x.to(dtype), (W * LOG2_E).to(dtype), V.to(dtype)
         v, r, log_Z = x.new_empty(n, len(V)), x.new_ones(n), x.new_empty(n)
+        A2 = A / LOG2_E
         scores, values = x.new_empty(chunk, K), x.new_empty(chunk, K)  # allocated once: no page faults in the loop
         for s in _slices(n, chunk):
             m = s.stop - s.start
-            a = mm(x_[s], W_.T, scores[:m])
-            top = a.amax(dim=1)
-            u = torch.sub(a, top[:, None], out=values[:m]).exp_()
-            log_Z[s] = u.sum(dim=1).log_().add_(top)
+            a2 = mm(x_[s], W2.T, scores[:m])
+            top = a2.amax(dim=1)
+            u = torch.sub(a2, top[:, None], out=values[:m]).exp2_()
+            log_Z[s] = u.sum(dim=1).log2_().add_(top).div_(LOG2_E)
             if len(V):
-                torch.addcmul(B, a, A, out=u).relu_()
+                torch.addcmul(B, a2, A2, out=u).relu_()
                 if normalize:
                     r[s] = u.norm(dim=1).clamp_min(1e-12)
                 mm(u.to(dtype), V_.T, v[s])
@@ -182,31 +188,32 @@ class _Match(torch.autograd.Function):
         gv, gZ = grad_outputs
         x, W, A, B, V, v, r, log_Z = ctx.saved_tensors
         dtype, n, K, chunk = ctx.dtype, len(x), len(W), min(len(x), _chunk(x, len(W)))
-        x_, W_, V_ = x.to(dtype), W.to(dtype), V.to(dtype)
+        x_, W_, W2, V_ = x.to(dtype), W.to(dtype), (W * LOG2_E).to(dtype), V.to(dtype)
+        log2_Z, A2 = LOG2_E * log_Z, A / LOG2_E
         g = torch.zeros_like(v) if gv is None else gv / r[:, None]
         along, g_ = (-(g * v).sum(dim=1) / r)[:, None], g.to(dtype)
         dx, dWt, dA, dB, dV = torch.empty_like(x), *(Sum(t) for t in (W.T, A, B, V))
         scores, values, slopes = (x.new_empty(chunk, K) for _ in range(3))
         for s in _slices(n, chunk):
             m = s.stop - s.start
-            a, da = mm(x_[s], W_.T, scores[:m]), slopes[:m]
+            a2, da = mm(x_[s], W2.T, scores[:m]), slopes[:m]
             if len(V) and gv is not None:
-                u = torch.addcmul(B, a, A, out=values[:m]).relu_()
+                u = torch.addcmul(B, a2, A2, out=values[:m]).relu_()
                 dV.add_product(g_[s], u.to(dtype))
                 mm(g_[s], V_, da)
                 if ctx.normalize:
                     da.addcmul_(u, along[s])
                 torch.ops.aten.threshold_backward.grad_input(da, u, 0, grad_input=da)
                 dB.add_rows(da)
-                dA.add_rows(torch.mul(da, a, out=u))
+                dA.add_rows(torch.mul(da, a2, out=u))
                 da.mul_(A)
             else:
                 da.zero_()
             if gZ is not None:
-                da.addcmul_(a.sub_(log_Z[s, None]).exp_(), gZ[s, None])
+                da.addcmul_(a2.sub_(log2_Z[s, None]).exp2_(), gZ[s, None])
             mm(da.to(dtype), W_, dx[s])
             dWt.add_product(x_[s], da.to(dtype))
-        return dx, dWt.total().T, dA.total(), dB.total(), dV.total(), None, None
+        return dx, dWt.total().T, dA.total() / LOG2_E, dB.total(), dV.total(), None, None
 
 
 def _slices(n: int, chunk: int) -> list[slice]:
