@@ -1,9 +1,9 @@
 """Products of many rows, each thread with rows of its own from end to end.
 
-On a CPU the threads of one matrix product share its blocks, and what one has written the next operation lets another read. Where
-two cores do not share a cache that costs more than the second one brings. Here the rows of a chunk are cut into as many lanes as there
-are threads: a batched product gives each thread a lane, and element-wise operations, which cut a contiguous tensor into equal
-parts, give it the same one. On other devices, and where the rows do not divide, there is one lane.
+On a CPU the threads of one matrix product share its blocks, and what one has written the next operation may let another read. On the
+machine that this was measured on, two threads were then in many runs no faster than one (benchmarks/README.md). Here the rows of a
+chunk are cut into as many lanes as there are threads, for a batched product to share out and for element-wise operations, which cut a
+contiguous tensor into equal parts, to cut at the same places. On other devices, and where rows do not divide, there is one lane.
 """
 
 import torch

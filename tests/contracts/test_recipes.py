@@ -1,6 +1,7 @@
 """Every cell of the tables: its recipe builds, fits and takes one step in `--quick` form, on synthetic images.
 
-letKD-2 takes it at the data set's own size, the other rows at half of it: all that depends on the size is at letKD's sites.
+letKD-2 takes it at the data set's own size. The other rows take it at half of that, to keep the tests short: how their maps pool and
+match at the full size is not seen here.
 """
 
 from functools import cache
