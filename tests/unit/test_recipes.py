@@ -20,7 +20,7 @@ def test_the_papers_numbers():
     recipe = resolve("cifar100/rn56-rn20/letkd-2")
     assert (recipe.train.epochs, recipe.data.batch_size, recipe.data.padding) == (240, 64, "reflect")
     assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.weight_decay) == (0.05, 0.9, True, 5e-4)
-    assert [lr_at(epoch, recipe.optim) for epoch in (1, 150, 151, 180, 181, 210, 211, 240)] == pytest.approx(
+    assert [lr_at(100 * (epoch - 1), recipe, 100) for epoch in (1, 150, 151, 180, 181, 210, 211, 240)] == pytest.approx(
         [0.05, 0.05, 5e-3, 5e-3, 5e-4, 5e-4, 5e-5, 5e-5]
     )
     sites = recipe.methods["letkd"]["sites"]
@@ -128,6 +128,26 @@ def test_layers_override_in_order(tmp_path):
     assert resolve(own, overrides={"optim.lr": 0.2}).optim.lr == 0.2
     assert resolve(own, overrides={"optim.lr": 0.2}, settings=["optim.lr=0.1"]).optim.lr == 0.1
     assert resolve(own, settings=["data.root=some/folder"]).data.root == "some/folder"
+
+
+def test_a_file_of_ones_own_defines_rows(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        '[data]\nname = "digits"\n[student]\nmodel = "resnet8"\n[teacher]\nmodel = "resnet14"\n[weights]\nce = 0.5\n'
+        "[rows.kd.methods.kd]\nT = 2.0\n"
+        '[rows.warm]\nlike = "kd"\ntitle = "Warm"\n[rows.warm.methods.kd]\nT = 9.0\n[rows.warm.weights]\nkd = 3.0\n'
+        '[rows.warmer]\nlike = "warm"\n[rows.warmer.weights]\nkd = 4.0\n'
+    )
+    assert resolve(own, method="kd").methods["kd"]["T"] == 2.0
+    assert resolve(own, method="ce").methods == {}
+    warm, warmer = resolve(own, method="warm"), resolve(own, method="warmer")
+    assert (warm.title, warm.methods["kd"]["T"], dict(warm.weights)) == ("Warm", 9.0, {"ce": 0.5, "kd": 3.0})
+    assert (warmer.title, warmer.methods["kd"]["T"], warmer.weights["kd"]) == ("Warm", 9.0, 4.0)
+    with pytest.raises(RecipeError, match="there is no method 'wram'; nearest: warm"):
+        resolve(own, method="wram")
+    own.write_text("rows = 3")
+    with pytest.raises(RecipeError, match="one table per row"):
+        resolve(own, method="kd")
 
 
 def test_a_key_that_one_table_has_may_stand_alone():

@@ -1,4 +1,7 @@
-"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- what the user sets."""
+"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- what the user sets.
+
+A file of the user's own stands for pair and exceptions: base <- method <- the file <- its table `[rows.METHOD]`.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -43,7 +46,7 @@ def resolve(
 
     Args:
         name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
-        method: a row of the table; `ce` (the student alone) where nothing says otherwise. In the row `teacher` the pair's
+        method: a row of the table, or one that the file defines as `[rows.NAME]`; `ce` (the student alone) where nothing says otherwise. In the row `teacher` the pair's
             teacher, whatever sets it, takes the student's place.
         overrides: what the caller sets, by dotted keys.
         settings: what the user sets last, as `key=value` strings with TOML values.
@@ -87,8 +90,11 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
     layers = [_packaged("base.toml")]
     own: list[_Layer] = []
     exceptions: dict[str, Any] = {}
+    rows: dict[str, _Layer] = {}
     if name is not None and str(name).endswith(".toml"):
-        own = [(str(name), _read(Path(name)))]
+        table = _read(Path(name))
+        rows = _own_rows(table, str(name))
+        own = [(str(name), table)]
     elif name is not None:
         pair_name, method = _split(str(name), method)
         source, pair = _packaged(f"pairs/{pair_name}.toml")
@@ -97,11 +103,23 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
     if method is None and not any(table.get("methods") for _, table in own):
         method = "ce"
     if method is not None:
+        while method in rows:  # a row of the user's own file lies over the rest of that file
+            source, row = rows.pop(method)
+            own.insert(1, (source, {key: value for key, value in row.items() if key != "like"}))
+            method = row.get("like", method)
         if method not in list_methods():
-            raise RecipeError(f"there is no method {method!r}; nearest: {nearest(method, list_methods())}")
+            raise RecipeError(f"there is no method {method!r}; nearest: {nearest(str(method), [*rows, *list_methods()])}")
         for known, layer in _chain(method):
             layers += [layer, exceptions[known]] if known in exceptions else [layer]
     return layers + own, method
+
+
+def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
+    """The rows that a user's own file defines: `[rows.NAME]` holds what differs from the method that it is `like`, or named after."""
+    rows = table.pop("rows", {})
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise RecipeError(f"{name}: 'rows' must hold one table per row, as in [rows.my-kd] with like = \"kd\"")
+    return {key: (f"{name}, rows.{key}", row) for key, row in rows.items()}
 
 
 def _chain(method: str) -> list[tuple[str, _Layer]]:

@@ -63,6 +63,12 @@ class Optim(_Table):
     momentum: float = Field(ge=0, lt=1)
     nesterov: bool
     weight_decay: float = Field(ge=0, le=STEEPEST)
+    schedule: Literal["milestones", "cosine", "linear", "constant"] = Field(
+        description="how the rate falls: by gamma after each milestone, or per step to zero along a cosine or a line"
+    )
+    warmup: float = Field(
+        ge=0, le=MOST, description="the rate rises linearly from zero for so many epochs; below 1: for this share of all epochs"
+    )
     milestones: list[int]
     gamma: float = Field(gt=0, le=1)
     clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; none where not given")

@@ -21,7 +21,7 @@ from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
-from letkd.recipes.schema import Recipe
+from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
@@ -162,9 +162,7 @@ class _Run:
         state, recipe = self.state, self.recipe
         number, phase = phase_at(state.epoch, recipe)
         self.distiller.set_weights(recipe.weights if phase is None else phase.weights)
-        lr = lr_at(number, recipe.optim) if phase is None else (phase.lr or recipe.optim.lr)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        before = (number - 1) * self.steps
         if number == 1 and state.step == 0:
             self.optimizer.state.clear()  # a phase begins without the momentum of the one before
         self.model.train()
@@ -173,6 +171,8 @@ class _Run:
             with self.fabric.autocast():
                 self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._heed)
         for batch in islice(self.batches, self.steps - state.step):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._lr(phase, before + state.step)
             batch = replace(batch.to(self.fabric.device), epoch=number)
             with self.compiled:
                 step = self.model(batch)
@@ -186,7 +186,11 @@ class _Run:
             state.sums = _added([state.sums, {"#steps": 1, "#images": len(batch.y), "#correct": correct, **terms}])
             tick(f"epoch {state.epoch}  loss {terms['loss']:.3f}")
             self._heed()
-        return lr
+        return self._lr(phase, before)
+
+    def _lr(self, phase: Phase | None, done: int) -> float:
+        """The rate of the next step of a phase, or of the main training, after `done` steps of it."""
+        return lr_at(done, self.recipe, self.steps) if phase is None else (phase.lr or self.recipe.optim.lr)
 
     def _guard(self, terms: dict[str, Tensor]) -> None:
         """Stop at a gradient that is not finite, before it reaches the weights, and shorten one that is too long."""

@@ -1,4 +1,7 @@
-"""SGD and its step schedule, as the recipe has them."""
+"""SGD and its learning rate, as the recipe has them."""
+
+import math
+from collections.abc import Callable
 
 from torch import nn, optim
 
@@ -26,6 +29,24 @@ def phase_at(epoch: int, recipe: Recipe) -> tuple[int, Phase | None]:
     return epoch, None
 
 
-def lr_at(epoch: int, recipe: Optim) -> float:
-    """The learning rate of an epoch counted from 1: it falls by gamma after each milestone that has passed."""
-    return recipe.lr * recipe.gamma ** sum(epoch > milestone for milestone in recipe.milestones)  # supplement 2.2
+def lr_at(done: int, recipe: Recipe, steps: int) -> float:
+    """The learning rate of the next step of the main training, after `done` steps of it, with `steps` steps per epoch.
+
+    A pure function of the step, so that a resumed run has the same rates and nothing needs to be saved. The warm-up ends with the
+    full rate; what follows it, of length T, is at t with
+
+        milestones   γ^(number of milestones passed)      linear   1 − t/T      cosine   (1 + cos(π t/T)) / 2
+    """
+    table, epochs = recipe.optim, recipe.train.epochs
+    warmup = round(steps * (table.warmup if table.warmup >= 1 else table.warmup * epochs))
+    if done < warmup:
+        return table.lr * (done + 1) / (warmup + 1)
+    return table.lr * SCHEDULES[table.schedule](done - warmup, max(epochs * steps - warmup, 1), done // steps + 1, table)
+
+
+SCHEDULES: dict[str, Callable[[int, int, int, Optim], float]] = {
+    "milestones": lambda t, T, epoch, table: table.gamma ** sum(epoch > m for m in table.milestones),  # supplement 2.2
+    "linear": lambda t, T, epoch, table: 1 - t / T,
+    "cosine": lambda t, T, epoch, table: (1 + math.cos(math.pi * t / T)) / 2,
+    "constant": lambda t, T, epoch, table: 1.0,
+}
