@@ -46,8 +46,8 @@ def resolve(
 
     Args:
         name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
-        method: a row of the table, or one that the file defines as `[rows.NAME]`; `ce` (the student alone) where nothing says otherwise. In the row `teacher` the pair's
-            teacher, whatever sets it, takes the student's place.
+        method: a row of the table, or one that the file defines as `[rows.NAME]`; `ce` (the student alone) where nothing says
+            otherwise. In the row `teacher` the pair's teacher, whatever sets it, takes the student's place.
         overrides: what the caller sets, by dotted keys.
         settings: what the user sets last, as `key=value` strings with TOML values.
         quick: shrink what the files say to a smoke run; overrides and settings count nevertheless.
