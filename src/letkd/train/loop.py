@@ -29,7 +29,7 @@ from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
 from letkd.train.evaluate import Accuracy, evaluate, judge
-from letkd.train.optim import lr_at, phase_at, sgd
+from letkd.train.optim import build_optimizer, lr_factor, phase_at, set_lr
 from letkd.train.runs import Result, RunFolder
 from letkd.train.stop import Wish, polite_stop
 
@@ -106,7 +106,7 @@ class _Run:
         # What the methods remember is the same in every process already; DDP need not send it round at every step.
         known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
-        wrapped: Any = fabric.setup(distiller, sgd(distiller, self.recipe.optim))
+        wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, self.recipe.optim))
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
         if self.recipe.train.cache_views and distiller.teacher is not None:
@@ -171,8 +171,7 @@ class _Run:
             with self.fabric.autocast():
                 self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._heed)
         for batch in islice(self.batches, self.steps - state.step):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._lr(phase, before + state.step)
+            set_lr(self.optimizer, self._lr_factor(phase, before + state.step))
             batch = replace(batch.to(self.fabric.device), epoch=number)
             with self.compiled:
                 step = self.model(batch)
@@ -186,11 +185,13 @@ class _Run:
             state.sums = _added([state.sums, {"#steps": 1, "#images": len(batch.y), "#correct": correct, **terms}])
             tick(f"epoch {state.epoch}  loss {terms['loss']:.3f}")
             self._heed()
-        return self._lr(phase, before)
+        return recipe.optim.lr * self._lr_factor(phase, before)
 
-    def _lr(self, phase: Phase | None, done: int) -> float:
-        """The rate of the next step of a phase, or of the main training, after `done` steps of it."""
-        return lr_at(done, self.recipe, self.steps) if phase is None else (phase.lr or self.recipe.optim.lr)
+    def _lr_factor(self, phase: Phase | None, done: int) -> float:
+        """The rate of the next step of a phase, or of the main training, over the first rate, after `done` steps of it."""
+        if phase is None:
+            return lr_factor(done, self.recipe, self.steps)
+        return (phase.lr or self.recipe.optim.lr) / self.recipe.optim.lr
 
     def _guard(self, terms: dict[str, Tensor]) -> None:
         """Stop at a gradient that is not finite, before it reaches the weights, and shorten one that is too long."""
