@@ -150,6 +150,19 @@ def test_a_file_of_ones_own_defines_rows(tmp_path):
         resolve(own, method="kd")
 
 
+def test_a_preset_lies_over_the_cell_and_under_what_the_user_says(tmp_path):
+    recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", preset="fast", settings=["train.epochs=3"])
+    assert (recipe.optim.schedule, sources["optim.schedule"]) == ("linear", "presets/fast.toml")
+    assert (recipe.train.epochs, sources["train.epochs"]) == (3, "--set")
+    assert resolve("cifar100/rn56-rn20/kd", preset="paper") == resolve("cifar100/rn56-rn20/kd")
+    own = tmp_path / "own.toml"
+    own.write_text('preset = "fast"\n[data]\nname = "digits"\n[student]\nmodel = "resnet8"\n[train]\nepochs = 7\n')
+    assert (resolve(own).optim.schedule, resolve(own).train.epochs) == ("linear", 7)
+    assert resolve(own, preset="finetune").optim.name == "adamw"
+    with pytest.raises(RecipeError, match="there is no preset 'fsat'; choose one of fast, finetune, paper"):
+        resolve("digits/tiny/ce", preset="fsat")
+
+
 def test_a_key_that_one_table_has_may_stand_alone():
     recipe = resolve("cifar100/rn56-rn20/letkd-2", settings=["epochs=1", "lr=0.2", "batch_size=32", "title=mine"])
     assert (recipe.train.epochs, recipe.optim.lr, recipe.data.batch_size, recipe.title) == (1, 0.2, 32, "mine")

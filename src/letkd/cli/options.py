@@ -37,6 +37,13 @@ StudentTap = Annotated[
     list[str] | None,
     typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
 ]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings of training: paper, fast (few epochs, a rate that falls to zero) or finetune (pre-trained students).",
+        show_default="paper",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
@@ -63,6 +70,7 @@ def recipe_from(
     student: str | None,
     student_tap: list[str] | None,
     settings: list[str] | None,
+    preset: str | None = None,
     quick: bool = False,
     **more: Any,
 ) -> "Recipe":
@@ -80,7 +88,7 @@ def recipe_from(
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    return resolve(cell, method=method, overrides=given, settings=settings or [], quick=quick)
+    return resolve(cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick)
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- what the user sets.
+"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- preset <- user.
 
-A file of the user's own stands for pair and exceptions: base <- method <- the file <- its table `[rows.METHOD]`.
+A file of the user's own stands for pair and exceptions: base <- method <- preset <- the file <- its table `[rows.METHOD]`.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ from letkd.recipes.schema import Recipe, full_path, validate
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
 
-__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "merge", "resolve", "resolve_with_sources"]
+__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "list_presets", "merge", "resolve", "resolve_with_sources"]
 
 
 def list_pairs() -> list[str]:
@@ -29,6 +29,11 @@ def list_methods() -> list[str]:
     return sorted(path.stem for path in (HERE / "methods").glob("*.toml"))
 
 
+def list_presets() -> list[str]:
+    """Every preset: settings of training that go with any cell."""
+    return sorted(path.stem for path in (HERE / "presets").glob("*.toml"))
+
+
 def list_cells() -> list[str]:
     """Every pair with every method, as `data/teacher-student/method`."""
     return [f"{pair}/{method}" for pair in list_pairs() for method in list_methods()]
@@ -38,6 +43,7 @@ def resolve(
     name: str | Path | None,
     *,
     method: str | None = None,
+    preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     quick: bool = False,
@@ -48,17 +54,20 @@ def resolve(
         name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
         method: a row of the table, or one that the file defines as `[rows.NAME]`; `ce` (the student alone) where nothing says
             otherwise. In the row `teacher` the pair's teacher, whatever sets it, takes the student's place.
+        preset: settings of training that lie over the pair and the method, and under a file of the user's own; `list_presets`
+            has their names. The file may name one itself, with `preset = "fast"`.
         overrides: what the caller sets, by dotted keys.
         settings: what the user sets last, as `key=value` strings with TOML values.
         quick: shrink what the files say to a smoke run; overrides and settings count nevertheless.
     """
-    return resolve_with_sources(name, method=method, overrides=overrides, settings=settings, quick=quick)[0]
+    return resolve_with_sources(name, method=method, preset=preset, overrides=overrides, settings=settings, quick=quick)[0]
 
 
 def resolve_with_sources(
     name: str | Path | None,
     *,
     method: str | None = None,
+    preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     quick: bool = False,
@@ -67,7 +76,7 @@ def resolve_with_sources(
 
     A key that nothing sets, so that the schema's own default holds, has no source.
     """
-    layers, method = _files(name, method)
+    layers, method = _files(name, method, preset)
     if quick:
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
@@ -85,7 +94,7 @@ def resolve_with_sources(
 _Layer = tuple[str, dict[str, Any]]  # where it comes from, and what it says
 
 
-def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], str | None]:
+def _files(name: str | Path | None, method: str | None, preset: str | None) -> tuple[list[_Layer], str | None]:
     """What the files say, the first least, and the method that is meant."""
     layers = [_packaged("base.toml")]
     own: list[_Layer] = []
@@ -94,6 +103,8 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
     if name is not None and str(name).endswith(".toml"):
         table = _read(Path(name))
         rows = _own_rows(table, str(name))
+        own_preset = table.pop("preset", None)
+        preset = preset or own_preset
         own = [(str(name), table)]
     elif name is not None:
         pair_name, method = _split(str(name), method)
@@ -111,6 +122,10 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
             raise RecipeError(f"there is no method {method!r}; nearest: {nearest(str(method), [*rows, *list_methods()])}")
         for known, layer in _chain(method):
             layers += [layer, exceptions[known]] if known in exceptions else [layer]
+    if preset is not None:
+        if preset not in list_presets():
+            raise RecipeError(f"there is no preset {preset!r:.60}; choose one of {', '.join(list_presets())}")
+        layers.append(_packaged(f"presets/{preset}.toml"))
     return layers + own, method
 
 
