@@ -60,6 +60,43 @@ def test_the_columns_of_cifar100():
         assert resolve(f"cifar100/{pair}/dkd").methods["dkd"]["beta"] == beta
 
 
+# T and weight of KD-LS; T, weight and beta of DKD-LS: from the authors' logs, their defaults where there is none.
+STANDARDISED = {
+    "wrn40-2-wrn16-2": ((2, 9), (2, 12, 2)),
+    "wrn40-2-wrn40-1": ((2, 9), (2, 12, 2)),
+    "rn56-rn20": ((2, 9), (3, 18, 2)),
+    "rn110-rn20": ((2, 9), (2, 9, 2)),
+    "rn110-rn32": ((2, 9), (2, 15, 2)),
+    "rn32x4-rn8x4": ((2, 9), (2, 9, 8)),
+    "wrn40-2-snv1": ((2, 9), (2, 9, 8)),
+    "rn32x4-snv1": ((2, 9), (2, 9, 8)),
+    "rn32x4-snv2": ((2, 9), (2, 9, 8)),
+    "rn50-mnv2": ((3, 1), (2, 15, 2)),
+    "rn83-rn29": ((2, 9), (2, 9, 2)),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_settings_of_standardised_logits(pair):
+    kd, dkd = resolve(f"cifar100/{pair}/kd-ls"), resolve(f"cifar100/{pair}/dkd-ls")
+    table = dkd.methods["dkd"]
+    assert kd.methods["kd"]["standardise"] is table["standardise"] is True
+    found = (kd.methods["kd"]["T"], kd.weights["kd"]), (table["T"], dkd.weights["dkd"], table["beta"])
+    assert found == STANDARDISED[pair]
+    assert (kd.weights["ce"], dkd.weights["ce"], table["alpha"]) == (0.1, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("other", ["kd", "kd-ls"])
+@pytest.mark.parametrize("site", ["letkd-1", "letkd-2"])
+def test_a_row_of_two_methods_is_both_of_their_rows(site, other):
+    """With the pair's exceptions for each of them; the second one's weight of the cross-entropy holds."""
+    for pair in ("cifar100/rn50-mnv2", "imagenet/rn34-rn18"):
+        both, one, two = (resolve(pair, method=name) for name in (f"{site}-{other}", site, other))
+        assert both.methods == one.methods | two.methods
+        assert both.weights == one.weights | two.weights
+    assert both.title == f"{one.title}+{two.title}"
+
+
 TINY = {
     "wrn40-2-wrn16-2": ("wrn_40_2", "wrn_16_2", 0.05),
     "wrn40-2-wrn40-1": ("wrn_40_2", "wrn_40_1", 0.05),

@@ -138,10 +138,11 @@ def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
 
 
 def _chain(method: str) -> list[tuple[str, _Layer]]:
-    """A method's file, after that of the method it is `like`, if it says so: it then holds only what differs."""
+    """A method's file, after those of the methods it is `like`, if it names any: it then holds only what differs."""
     source, table = _packaged(f"methods/{method}.toml")
-    like = table.pop("like", None)
-    return [*(_chain(like) if like else []), (method, (source, table))]
+    like = table.pop("like", [])
+    before = [like] if isinstance(like, str) else like
+    return [*(layer for name in before for layer in _chain(name)), (method, (source, table))]
 
 
 def _packaged(path: str) -> _Layer:
