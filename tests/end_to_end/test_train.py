@@ -10,8 +10,8 @@ from letkd.distiller import Distiller
 from letkd.errors import DataError, NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
+from letkd.runs.checkpoint import NAME
 from letkd.student import load_student
-from letkd.train.checkpoint import NAME
 from letkd.train.trials import run_trials
 
 SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "data.batch_size=16"]

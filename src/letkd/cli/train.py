@@ -65,7 +65,8 @@ def train(
     from rich.console import Console
 
     from letkd.processes import rank
-    from letkd.report.tables import Row, as_rich
+    from letkd.report.tables import as_rich
+    from letkd.runs.results import Row
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from letkd.report.collect import Group
 from letkd.report.grid import Cell, Grid
-from letkd.report.tables import mean_std
+from letkd.runs.results import mean_std
 
 NONE = "–"
 
