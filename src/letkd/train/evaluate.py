@@ -1,6 +1,6 @@
 """A classifier on a split: its accuracy, and what it takes each image for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +57,19 @@ class Predictions:
             ) from None
 
 
-def judge(model: nn.Module, loader: Iterable[Batch], *, description: str = "judging") -> tuple[Accuracy, Predictions]:
+def judge(
+    model: nn.Module, loader: Iterable[Batch], *, description: str = "judging", heed: Callable[[], object] = lambda: None
+) -> tuple[Accuracy, Predictions]:
     """Run a classifier in eval mode over a split, each image once; its train/eval mode is left as it was.
 
     Of several processes each goes over its own part; all of them get the whole, predictions in the order of the images' indices.
+
+    Args:
+        heed: called before each batch, by all processes equally often; it may raise to stop.
     """
     counts = torch.zeros(4, dtype=torch.float64)  # images, right, among the best five, loss: exact up to 2^53 images
     rows: list[tuple[int, int, int]] = []
-    for batch, logits in _answers(model, loader, description):
+    for batch, logits in _answers(model, loader, description, heed):
         first = logits.topk(min(5, logits.shape[1]), dim=1).indices
         best = first == batch.y[:, None]
         loss = F.cross_entropy(logits, batch.y, reduction="sum")
@@ -91,13 +96,16 @@ def predict(model: nn.Module, loader: Iterable[Batch], *, description: str = "pr
 
 
 @torch.no_grad()
-def _answers(model: nn.Module, loader: Iterable[Batch], description: str) -> Iterator[tuple[Batch, Tensor]]:
+def _answers(
+    model: nn.Module, loader: Iterable[Batch], description: str, heed: Callable[[], object]
+) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch, where the model is, with the logits that it gives in eval mode."""
     like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(0))
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         for item in track(loader, description):
+            heed()
             batch = Batch.of(item).to(like.device)
             if len(batch.y):  # a process's share may be empty, where a batch has fewer images than there are processes
                 yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()

@@ -28,7 +28,7 @@ from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import load_checkpoint, save_checkpoint
-from letkd.train.evaluate import Accuracy, evaluate, judge
+from letkd.train.evaluate import Accuracy, judge
 from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
 from letkd.train.stop import Wish, polite_stop
@@ -219,7 +219,10 @@ class _Run:
         if stop or (save and self.state.step < self.steps):
             self._save()
         if stop:
-            raise Stopped(f"stopped in epoch {self.state.epoch} of {self.epochs}; the same command goes on from there")
+            where = (
+                f"in epoch {self.state.epoch} of {self.epochs}" if self.state.epoch <= self.epochs else "after the last epoch"
+            )
+            raise Stopped(f"stopped {where}; run the same command again to resume")
 
     def _save(self) -> None:
         self.state.seconds = time.monotonic() - self.began
@@ -255,7 +258,7 @@ class _Run:
     def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
         if not len(getattr(self.data, split)):
             return None
-        return evaluate(student, self._loader(split), description=f"evaluating on {split}")
+        return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed)[0]
 
     def _loader(self, split: str) -> Loader:
         part = getattr(self.data, split)
@@ -267,7 +270,7 @@ class _Run:
         unsync_batch_norms(student)
         if not len(data.test):
             raise DataError(f"{data.name} has no test images, so there is nothing to report")
-        last, found = judge(student, self._loader("test"), description="evaluating on test")
+        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed)
         held = self._evaluate(student, "val")
         if self.fabric.is_global_zero:
             save_student(
