@@ -27,7 +27,7 @@ from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
-from letkd.train.checkpoint import load_checkpoint, save_checkpoint
+from letkd.train.checkpoint import check_finite, load_checkpoint, save_checkpoint
 from letkd.train.evaluate import Accuracy, judge
 from letkd.train.optim import lr_at, phase_at, sgd
 from letkd.train.runs import Result, RunFolder
@@ -69,6 +69,8 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     if recipe.train.compile:
         check_device(fabric.device)
     data = read_data(recipe)
+    if not len(data.test):
+        raise DataError(f"{data.name} has no test images, so a run would have nothing to report; add a test split")
     fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
     for phase in recipe.phases:
@@ -237,6 +239,7 @@ class _Run:
         sums = _added(objects_of_all(state.sums))
         steps, images, correct = (sums.pop(name) for name in ("#steps", "#images", "#correct"))
         self._same_batch_norms()
+        check_finite(self.run.last, self.distiller, state.epoch)
         held = self._evaluate(self.distiller.student, "val")
         state.seconds = time.monotonic() - self.began
         if held is not None and (state.best_val is None or held.top1 > state.best_val):
@@ -268,10 +271,6 @@ class _Run:
         recipe, run, data, state = self.recipe, self.run, self.data, self.state
         student = self.distiller.export()
         unsync_batch_norms(student)
-        if not len(data.test):
-            raise DataError(f"{data.name} has no test images, so there is nothing to report")
-        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed)
-        held = self._evaluate(student, "val")
         if self.fabric.is_global_zero:
             save_student(
                 student,
@@ -284,6 +283,9 @@ class _Run:
                 size=data.image_size,
                 resize=data.train.resize if isinstance(data.train, FileSplit) else None,
             )
+        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed)
+        held = self._evaluate(student, "val")
+        if self.fabric.is_global_zero:
             found.save(run.predictions)
         wait_for_all()
         best = last if state.best_val_epoch == self.epochs else self._best_on_test(student)
