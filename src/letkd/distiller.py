@@ -299,6 +299,15 @@ class Distiller(nn.Module):
             parameter.grad = None
         return student.eval()
 
+    def train(self, mode: bool = True) -> Self:
+        """As for any module, but a batch norm whose own parameters are all frozen stays in eval mode: its statistics are frozen, too."""
+        super().train(mode)
+        for module in self.student.modules():
+            own = list(module.parameters(recurse=False))
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and own and not any(p.requires_grad for p in own):
+                module.eval()
+        return self
+
     def _apply(self, fn, recurse: bool = True):
         super()._apply(fn, recurse)
         for teacher in self._frozen:

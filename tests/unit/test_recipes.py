@@ -7,7 +7,7 @@ import pytest
 from letkd.errors import RecipeError
 from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
 from letkd.recipes.layers import as_toml, dotted, leaves
-from letkd.train.optim import lr_at
+from letkd.train.optim import lr_factor
 
 
 def test_every_cell_resolves():
@@ -20,9 +20,9 @@ def test_the_papers_numbers():
     recipe = resolve("cifar100/rn56-rn20/letkd-2")
     assert (recipe.train.epochs, recipe.data.batch_size, recipe.data.padding) == (240, 64, "reflect")
     assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.weight_decay) == (0.05, 0.9, True, 5e-4)
-    assert [lr_at(100 * (epoch - 1), recipe, 100) for epoch in (1, 150, 151, 180, 181, 210, 211, 240)] == pytest.approx(
-        [0.05, 0.05, 5e-3, 5e-3, 5e-4, 5e-4, 5e-5, 5e-5]
-    )
+    assert [
+        0.05 * lr_factor(100 * (epoch - 1), recipe, 100) for epoch in (1, 150, 151, 180, 181, 210, 211, 240)
+    ] == pytest.approx([0.05, 0.05, 5e-3, 5e-3, 5e-4, 5e-4, 5e-5, 5e-5])
     sites = recipe.methods["letkd"]["sites"]
     assert (sites["penultimate"]["supervision"]["K"], sites["intermediate"]["supervision"]["K"]) == (4096, 8)
     assert (sites["penultimate"]["alpha"], sites["intermediate"]["alpha"]) == (1.0, 1.0)

@@ -85,7 +85,8 @@ def _restore(path: Path, tensors: dict[str, Tensor], module: nn.Module, optimize
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
         for key in (key for key in tensors if key.startswith(prefix) and "." not in key[len(prefix) :]):
-            optimizer.state[parameter][key[len(prefix) :]] = tensors[key].to(parameter.device)
+            entry = key[len(prefix) :]  # Adam and its kin count their steps on the CPU
+            optimizer.state[parameter][entry] = tensors[key] if entry == "step" else tensors[key].to(parameter.device)
     streams = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
     processes = len(next(iter(streams.values())))
     if processes != world():

@@ -1,6 +1,5 @@
-"""One training run, from a recipe to a result: the only file that imports Fabric."""
+"""One training run, from a recipe to a result."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
-from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
+from letkd.progress import bar, on_terminal, say
 from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
 from letkd.student import save_student
@@ -29,7 +28,8 @@ from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.checkpoint import check_finite, load_checkpoint, save_checkpoint
 from letkd.train.evaluate import Accuracy, judge
-from letkd.train.optim import lr_at, phase_at, sgd
+from letkd.train.launch import launch
+from letkd.train.optim import build_optimizer, lr_factor, phase_at, set_lr
 from letkd.train.runs import Result, RunFolder
 from letkd.train.stop import Wish, polite_stop
 
@@ -61,7 +61,7 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
     was best on the validation split is kept beside it. The test split is read once, at the end.
     """
-    fabric = _fabric(recipe)
+    fabric = launch(recipe)
     run = RunFolder(folder, recipe)
     if run.result is not None:
         say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
@@ -108,7 +108,7 @@ class _Run:
         # What the methods remember is the same in every process already; DDP need not send it round at every step.
         known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
-        wrapped: Any = fabric.setup(distiller, sgd(distiller, self.recipe.optim))
+        wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, self.recipe.optim))
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
         if self.recipe.train.cache_views and distiller.teacher is not None:
@@ -173,8 +173,7 @@ class _Run:
             with self.fabric.autocast():
                 self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._heed)
         for batch in islice(self.batches, self.steps - state.step):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._lr(phase, before + state.step)
+            set_lr(self.optimizer, self._lr_factor(phase, before + state.step))
             batch = replace(batch.to(self.fabric.device), epoch=number)
             with self.compiled:
                 step = self.model(batch)
@@ -188,11 +187,13 @@ class _Run:
             state.sums = _added([state.sums, {"#steps": 1, "#images": len(batch.y), "#correct": correct, **terms}])
             tick(f"epoch {state.epoch}  loss {terms['loss']:.3f}")
             self._heed()
-        return self._lr(phase, before)
+        return recipe.optim.lr * self._lr_factor(phase, before)
 
-    def _lr(self, phase: Phase | None, done: int) -> float:
-        """The rate of the next step of a phase, or of the main training, after `done` steps of it."""
-        return lr_at(done, self.recipe, self.steps) if phase is None else (phase.lr or self.recipe.optim.lr)
+    def _lr_factor(self, phase: Phase | None, done: int) -> float:
+        """The rate of the next step of a phase, or of the main training, over the first rate, after `done` steps of it."""
+        if phase is None:
+            return lr_factor(done, self.recipe, self.steps)
+        return (phase.lr or self.recipe.optim.lr) / self.recipe.optim.lr
 
     def _guard(self, terms: dict[str, Tensor]) -> None:
         """Stop at a gradient that is not finite, before it reaches the weights, and shorten one that is too long."""
@@ -316,51 +317,6 @@ class _Run:
             say(f"{error}; its accuracy on test is left out")
             return None
         return self._evaluate(student, "test")
-
-
-def _fabric(recipe: Recipe) -> "Fabric":
-    """Fabric, with as many processes as torchrun or SLURM started; everyone but the first is quiet."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    devices, nodes = processes_from(os.environ)
-    if devices * nodes > 1:
-        some_unused = bool(recipe.phases) or not all(recipe.weights.values())
-        strategy = DDPStrategy(find_unused_parameters=some_unused)
-    else:
-        strategy = "auto"
-    if recipe.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(recipe.train.deterministic)
-    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
-    if recipe.train.precision.endswith("mixed"):
-        # Autocast casts what it must. Images rounded before would not be those that the labels were fitted to.
-        object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
-        _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
-    fabric.launch()
-    set_quiet(is_quiet() or not fabric.is_global_zero)
-    return fabric
-
-
-def _meet_anew(restart: int) -> None:
-    """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, world = next(iter(rendezvous("env://")))
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
-
-
-def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Processes a node and nodes, as a launcher says: torchrun's variables first, then SLURM's; 1 and 1 where there is none."""
-    if "LOCAL_WORLD_SIZE" in environment:
-        local = int(environment["LOCAL_WORLD_SIZE"])
-        return local, int(environment["WORLD_SIZE"]) // local
-    if "SLURM_NTASKS_PER_NODE" in environment and "SLURM_PROCID" in environment:
-        return int(environment["SLURM_NTASKS_PER_NODE"]), int(environment.get("SLURM_NNODES", "1"))
-    return 1, 1
 
 
 def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
