@@ -151,7 +151,7 @@ class Distiller(nn.Module):
             # Whatever cannot run together shows here, not in the first step of somebody's training.
             run_once(self._student_reads, example.to(_device(self.student)))
             run_once(self._teacher_reads, example.to(_device(teacher)))
-        except Exception:
+        except BaseException:
             for layer in reversed(here.grafts):
                 layer.remove()
             raise

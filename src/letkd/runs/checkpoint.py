@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
+from letkd.finite import first_non_finite
 from letkd.models.weights import checksum
 from letkd.processes import objects_of_all, rank, world
 from letkd.progress import say
@@ -29,12 +30,7 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     streams = objects_of_all(random_streams())
     if rank() > 0:
         return
-    for name, parameter in module.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NonFiniteError(
-                f"the parameter {name!r} became NaN or infinite in epoch {state.get('epoch')}; the last good checkpoint is kept in "
-                f"{folder}. Lower the learning rate"
-            )
+    check_finite(folder, module, state.get("epoch"))
     tensors = {f"module.{name}": value for name, value in module.state_dict().items()}
     for name, held in _by_name(module, optimizer).items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in held.items() if isinstance(value, Tensor)}
@@ -43,6 +39,15 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     text = json.dumps(state)
     content = save(tensors, metadata={"state": text, "sha256": checksum(tensors, text)})
     write_whole(folder / NAME, content, previous=folder / PREVIOUS)
+
+
+def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
+    """Raises for weights or statistics that diverged."""
+    if (name := first_non_finite(module)) is not None:
+        raise NonFiniteError(
+            f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
+            "or clip with --set optim.clip=5"
+        )
 
 
 def load_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any] | None:

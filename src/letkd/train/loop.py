@@ -1,6 +1,5 @@
-"""One training run, from a recipe to a result: the only file that imports Fabric."""
+"""One training run, from a recipe to a result."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,17 +20,18 @@ from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
-from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
+from letkd.progress import bar, on_terminal, say
 from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
-from letkd.runs.checkpoint import load_checkpoint, save_checkpoint
-from letkd.runs.evaluate import Accuracy, evaluate, judge
+from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
+from letkd.runs.evaluate import Accuracy, judge
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.train.launch import launch
 from letkd.train.optim import build_optimizer, lr_factor, phase_at, set_lr
 from letkd.train.stop import Wish, polite_stop
 
@@ -63,7 +63,7 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
     was best on the validation split is kept beside it. The test split is read once, at the end.
     """
-    fabric = _fabric(recipe)
+    fabric = launch(recipe)
     run = RunFolder(folder, recipe)
     if run.result is not None:
         say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
@@ -229,7 +229,10 @@ class _Run:
         if stop or (save and self.state.step < self.steps):
             self._save()
         if stop:
-            raise Stopped(f"stopped in epoch {self.state.epoch} of {self.epochs}; the same command goes on from there")
+            where = (
+                f"in epoch {self.state.epoch} of {self.epochs}" if self.state.epoch <= self.epochs else "after the last epoch"
+            )
+            raise Stopped(f"stopped {where}; run the same command again to resume")
 
     def _save(self) -> None:
         self.run.must_be_there()
@@ -245,6 +248,7 @@ class _Run:
         sums = _added(objects_of_all(state.sums))
         steps, images, correct = (sums.pop(name) for name in ("#steps", "#images", "#correct"))
         self._same_batch_norms()
+        check_finite(self.run.last, self.distiller, state.epoch)
         held = self._evaluate(self.distiller.student, "val")
         state.seconds = time.monotonic() - self.began
         if held is not None and (state.best_val is None or held.top1 > state.best_val):
@@ -267,7 +271,7 @@ class _Run:
     def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
         if not len(getattr(self.data, split)):
             return None
-        return evaluate(student, self._loader(split), description=f"evaluating on {split}")
+        return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed)[0]
 
     def _loader(self, split: str) -> Loader:
         part = getattr(self.data, split)
@@ -290,7 +294,7 @@ class _Run:
                 size=data.image_size,
                 resize=data.train.resize if isinstance(data.train, FileSplit) else None,
             )
-        last, found = judge(student, self._loader("test"), description="evaluating on test")
+        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed)
         held = self._evaluate(student, "val")
         if self.fabric.is_global_zero:
             run.must_be_there()
@@ -324,51 +328,6 @@ class _Run:
             say(f"{error}; its accuracy on test is left out")
             return None
         return self._evaluate(student, "test")
-
-
-def _fabric(recipe: Recipe) -> "Fabric":
-    """Fabric, with as many processes as torchrun or SLURM started; everyone but the first is quiet."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    devices, nodes = processes_from(os.environ)
-    if devices * nodes > 1:
-        some_unused = bool(recipe.phases) or not all(recipe.weights.values())
-        strategy = DDPStrategy(find_unused_parameters=some_unused)
-    else:
-        strategy = "auto"
-    if recipe.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(recipe.train.deterministic)
-    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
-    if recipe.train.precision.endswith("mixed"):
-        # Autocast casts what it must. Images rounded before would not be those that the labels were fitted to.
-        object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
-        _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
-    fabric.launch()
-    set_quiet(is_quiet() or not fabric.is_global_zero)
-    return fabric
-
-
-def _meet_anew(restart: int) -> None:
-    """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, world = next(iter(rendezvous("env://")))
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
-
-
-def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Processes a node and nodes, as a launcher says: torchrun's variables first, then SLURM's; 1 and 1 where there is none."""
-    if "LOCAL_WORLD_SIZE" in environment:
-        local = int(environment["LOCAL_WORLD_SIZE"])
-        return local, int(environment["WORLD_SIZE"]) // local
-    if "SLURM_NTASKS_PER_NODE" in environment and "SLURM_PROCID" in environment:
-        return int(environment["SLURM_NTASKS_PER_NODE"]), int(environment.get("SLURM_NNODES", "1"))
-    return 1, 1
 
 
 def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,7 +1,10 @@
 """Several runs at once, each in a process of its own."""
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
@@ -12,7 +15,7 @@ import torch
 from letkd.errors import RESUME_ME, LetkdError, RunError, Stopped
 from letkd.progress import say, set_quiet
 from letkd.recipes.schema import Recipe
-from letkd.train.stop import polite_stop
+from letkd.train.stop import STOPPED, immediate_stop, polite_stop
 
 Run = tuple[Recipe, Path, Path]  # the recipe, its folder, the folder of the fitted supervisions
 
@@ -37,7 +40,7 @@ def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0) -> Non
                     process.terminate()
                 for process in at_work.values():
                     process.join()
-                raise Stopped("stopped; the same command goes on from the last checkpoints")
+                raise Stopped(STOPPED)
             for folder, process in [(folder, process) for folder, process in at_work.items() if not process.is_alive()]:
                 del at_work[folder]
                 say(f"{folder}: {'finished' if process.exitcode == 0 else 'failed'}; {len(at_work) + len(waiting)} to go")
@@ -50,12 +53,22 @@ def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0) -> Non
 def _work(recipe: Recipe, folder: Path, supervision: Path, threads: int, save_minutes: float) -> None:
     from letkd.train.loop import train
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     set_quiet(True)
     torch.set_num_threads(threads)
     try:
-        train(recipe, folder, supervision=supervision, save_minutes=save_minutes)
+        with immediate_stop():
+            train(recipe, folder, supervision=supervision, save_minutes=save_minutes)
     except Stopped:
         sys.exit(RESUME_ME)
     except LetkdError as error:
         print(f"letkd: {folder}: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _end_with_parent() -> None:
+    """Stop this process when the one that started it has ended, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
