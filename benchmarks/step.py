@@ -19,6 +19,7 @@ from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 C = 100
 ROWS = ["ce", "teacher", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd"]
+ROWS += ["kd-ls", "dkd-ls", "dist", "reviewkd", "srd"]
 ROWS += ["quest:plain", "quest", "letkd-1:plain", "letkd-1", "letkd-2:plain", "letkd-2"]
 BF16 = ["ce:bf16", "quest:bf16", "letkd-1:plain:bf16", "letkd-1:bf16", "letkd-2:bf16"]
 SITE = "sites.penultimate.supervision"

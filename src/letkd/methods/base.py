@@ -68,6 +68,16 @@ class Side:
             )
         return shape[0], shape[1], shape[2]
 
+    def width(self, role: str) -> int:
+        """d of the vector at a role; anything that is not a vector is an error."""
+        d, *rest = self.shape(role)
+        if any(n != 1 for n in rest):
+            raise TapError(
+                f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, self.shape(role)))}], "
+                "and a vector [b d] is needed; name the pooling, or the classifier's input"
+            )
+        return d
+
     def stages(self) -> list[str]:
         """The roles `stage1` … `stageN` of this network, from input to output."""
         numbers = [role[5:] for role in self.taps if role.startswith("stage")]
