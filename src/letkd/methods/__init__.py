@@ -10,6 +10,7 @@ from letkd.methods.fitnet import FitNet
 from letkd.methods.fsp import FSP
 from letkd.methods.kd import KD
 from letkd.methods.letkd import LetKD, letkd1, letkd2
+from letkd.methods.mlkd import MLKD
 from letkd.methods.quest import QUEST, quest
 from letkd.methods.reviewkd import ReviewKD
 from letkd.methods.simkd import SimKD
@@ -20,7 +21,7 @@ from letkd.methods.tdd import TDD
 from letkd.methods.vid import VID
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (KD, FitNet, AT, AB, FSP, SP, VID, CRD, DKD, SimKD, TDD, QUEST, LetKD, DIST, ReviewKD, SRD)
+    cls.name: cls for cls in (KD, FitNet, AT, AB, FSP, SP, VID, CRD, DKD, SimKD, TDD, QUEST, LetKD, DIST, ReviewKD, SRD, MLKD)
 }
 
 __all__ = ["METHODS", "Method", "Site", "letkd1", "letkd2", "quest", *(cls.__name__ for cls in METHODS.values())]  # pyright: ignore
