@@ -14,7 +14,8 @@ from letkd.errors import DataError
 class Batch:
     """Images `x [b 3 H W]`, labels `y [b]`, dataset indices `index [b]` where they are known, `epoch` counted from 1.
 
-    `view` says which of its fixed views a loader shows, where it shows such (see `letkd.cache`).
+    `view` says which of its fixed views a loader shows, where it shows such (see `letkd.cache`). `second` holds the same images in a
+    second view, shaped as `x`, for methods that compare two (MLKD).
     """
 
     x: Tensor
@@ -22,6 +23,7 @@ class Batch:
     index: Tensor | None = None
     epoch: int = 1
     view: int | None = None
+    second: Tensor | None = None
 
     @classmethod
     def of(cls, item: Any) -> "Batch":
@@ -40,5 +42,5 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> "Batch":
-        index = None if self.index is None else self.index.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), index=index)
+        index, second = (None if part is None else part.to(device) for part in (self.index, self.second))
+        return replace(self, x=self.x.to(device), y=self.y.to(device), index=index, second=second)

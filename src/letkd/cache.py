@@ -5,8 +5,9 @@ time, so it is computed once, when the view is first shown, and read from then o
 
 - p_T of a site (QUEST, letKD): of every pixel the labels above 1e-4 of its largest, scaled to sum to one; numbers in 16 bits,
   probabilities in half precision (a relative error of 2^-11 at most). Sub-class decisions are one number a pixel, exact.
-- logits and pooled features (KD, DKD, CRD): in single precision, exact for a run in single precision.
-- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, SimKD) are not served, and told so.
+- logits and pooled features (KD, DKD, DIST, CRD, SRD): in single precision, exact for a run in single precision.
+- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD) are not served, and told so; nor is
+  MLKD, which needs two views per step.
 
 A shard is a function of teacher, data, view and settings alone, whose fingerprint names its folder: not of the run, its seed, its
 order or its processes. So runs share it, and a run has the same numbers whether it made the shards or found them.

@@ -3,7 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -172,6 +172,8 @@ class Distiller(nn.Module):
         if self.checks:
             _check_labels(batch.y, logits.shape[1])
         view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
+        if any(method.two_views for method in self._active):
+            view.second = self._second(batch)
         terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
@@ -191,6 +193,18 @@ class Distiller(nn.Module):
             return {}, {}
         return (self._teach(batch.x), {}) if self.cache is None else self.cache.read(batch)
 
+    def _second(self, batch: Batch) -> View:
+        """Both networks on the second view of the images, by themselves: BN does not mix the views."""
+        if batch.second is None:
+            names = ", ".join(repr(method.name) for method in self._active if method.two_views)
+            raise DataError(
+                f"{names} compares two views of every image, and the batch has one: set data.second_view, or yield "
+                "letkd.Batch(x, y, second=…)"
+            )
+        output, student = self._student_reads(batch.second)
+        student["logits"] = as_logits(output, self.student)
+        return View(replace(batch, x=batch.second, second=None), student, self._teach(batch.second))
+
     @torch.no_grad()
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
         if self._teacher_reads is None:
@@ -202,6 +216,11 @@ class Distiller(nn.Module):
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""
+        if names := [repr(method.name) for method in self._methods() if method.two_views]:
+            raise LetkdError(
+                f"a cache of the teacher keeps one view of every image per epoch, and {', '.join(names)} needs two; train without it "
+                "(leave out --cache, train.cache_views)"
+            )
         if maps := [method.name for method in self._methods() if method.lessons() is None]:
             raise LetkdError(
                 f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(map(repr, maps))} needs whole maps; "

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from letkd.recipes import list_cells, list_methods, list_pairs
-from letkd.report.paper import PaperResult, paper_result, paper_results
+from letkd.report.paper import MODERN, PaperResult, paper_result, paper_results, published_results
 
 NAMED = os.environ.get("LETKD_PAPER")
 PAPER = Path(NAMED) if NAMED else Path(__file__).parents[3] / "shared" / "paper" / "letkd.tex"
@@ -41,6 +41,21 @@ def test_every_pair_and_method_of_cifar100_has_a_recipe():
     assert {cell.rpartition("/")[0] for cell in held} == {pair for pair in list_pairs() if pair.startswith("cifar100/")}
     others = [cell for cell in paper_results() if cell.startswith(("imagenet/", "tiny-imagenet/"))]
     assert {cell.rpartition("/")[2] for cell in others} <= set(list_methods())
+
+
+def test_published_numbers_are_accuracies_of_other_methods_with_their_sources():
+    assert not published_results().keys() & paper_results().keys()
+    assert set(published_results()) <= set(list_cells())
+    assert {cell.rpartition("/")[2] for cell in published_results()} == {
+        name for name in MODERN if not name.startswith("letkd")
+    }
+    for cell, result in published_results().items():
+        pair = cell.rpartition("/")[0]
+        student, teacher = paper_result(f"{pair}/ce"), paper_result(f"{pair}/teacher")
+        assert student.mean < result.mean < (80 if teacher is None else teacher.mean + 3), cell
+        assert result.source, cell
+        assert ("epoch" in result.mark) == ("logit-standardization" in result.source), cell
+        assert paper_result(cell) == result
 
 
 def test_only_letkd_has_a_std_and_in_the_main_tables_always():

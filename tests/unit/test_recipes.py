@@ -86,7 +86,7 @@ def test_the_settings_of_standardised_logits(pair):
     assert (kd.weights["ce"], dkd.weights["ce"], table["alpha"]) == (0.1, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("other", ["kd", "kd-ls"])
+@pytest.mark.parametrize("other", ["kd", "kd-ls", "dist"])
 @pytest.mark.parametrize("site", ["letkd-1", "letkd-2"])
 def test_a_row_of_two_methods_is_both_of_their_rows(site, other):
     """With the pair's exceptions for each of them; the second one's weight of the cross-entropy holds."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
+from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nearest
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
@@ -26,13 +26,23 @@ TOKENS = (
 class View:
     """What a method sees of one step: the batch, and both networks' features by role (`logits` among them).
 
-    With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site.
+    With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site. `second` is the same of
+    the batch's second view, if a method asks for it by `two_views`.
     """
 
     batch: Batch
     student: dict[str, Tensor]
     teacher: dict[str, Tensor]
     labels: dict[str, Labels] = field(default_factory=dict)
+    second: "View | None" = None
+
+    def of_second(self) -> "View":
+        """What is seen of the second view of the images."""
+        if self.second is None:
+            raise LetkdError(
+                "a method reads a second view of the images and does not say so: set two_views = True in its class"
+            )
+        return self.second
 
 
 class Side:
@@ -67,6 +77,16 @@ class Side:
                 f"is needed; {do}"
             )
         return shape[0], shape[1], shape[2]
+
+    def width(self, role: str) -> int:
+        """d of the vector at a role; anything that is not a vector is an error."""
+        d, *rest = self.shape(role)
+        if any(n != 1 for n in rest):
+            raise TapError(
+                f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, self.shape(role)))}], "
+                "and a vector [b d] is needed; name the pooling, or the classifier's input"
+            )
+        return d
 
     def stages(self) -> list[str]:
         """The roles `stage1` … `stageN` of this network, from input to output."""
@@ -160,13 +180,14 @@ class Method(nn.Module):
     `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
     gives the losses, each a scalar without weight; `export` gives what ships. Where `fused` is set before `build` and the method
     has a form that needs less time and memory for the same numbers within rounding, that one is used. `loss` says in words what the
-    docstrings of `formulae` say in symbols.
+    docstrings of `formulae` say in symbols. With `two_views`, both networks also see the batch's second view.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     loss: ClassVar[str]
     formulae: ClassVar[tuple[Callable[..., Any], ...]]
+    two_views: ClassVar[bool] = False
 
     def __init__(self):
         super().__init__()

@@ -32,6 +32,10 @@ class Data(_Table):
     crop: int = Field(ge=0, le=LARGEST_SIDE)
     padding: Literal["reflect", "zero"]
     rotation: float = Field(ge=0, le=180)
+    second_view: Literal["same", "strong"] | None = Field(
+        default=None,
+        description="a second view of every image, for MLKD: drawn like the first, or followed by random operations; none if not given",
+    )
     flip: bool | None = Field(default=None, description="random mirror images; as the data set says where not given")
     size: int | None = Field(
         default=None, ge=1, le=LARGEST_SIDE, description="side of the images that networks get; the data set's own if not given"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, load_data
+from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, Strong, load_data
 from letkd.distiller import Distiller
 from letkd.errors import RecipeError, nearest
 from letkd.methods import METHODS
@@ -25,6 +25,7 @@ AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "rotate": lambda table, flip: RotateFlip(degrees=table.rotation, flip=flip),
     "resized-crop": lambda table, flip: ResizedCropFlip(flip=flip),
 }
+SECOND_VIEWS: dict[str, Callable[[Augment], Augment]] = {"same": lambda augment: augment, "strong": Strong}
 
 
 def read_data(recipe: Recipe) -> Dataset:
@@ -65,6 +66,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         rank=rank,
         world=world,
         views=recipe.train.cache_views or 0,
+        second=SECOND_VIEWS[recipe.data.second_view](augment) if recipe.data.second_view else None,
     )
 
 
