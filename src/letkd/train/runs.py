@@ -43,20 +43,26 @@ class Result:
 
 
 class RunFolder:
-    """One run on disk. Opening it with another recipe than it holds is an error, with the same one it goes on.
+    """One run on disk. Opening it with another recipe than it holds is an error, with the same one it goes on. With the same one but
+    for more epochs it is extended, if its rates so far would have been the same.
 
     Nothing is written before `begin`: a command that turns out wrong leaves nothing behind.
     """
 
     def __init__(self, path: str | Path, recipe: Recipe):
-        self.path, self.recipe = Path(path), recipe
+        self.path, self.recipe, self.extends = Path(path), recipe, False
         held = self.path / "recipe.toml"
         if held.exists():
             changed = _differences(_read_toml(held), json.loads(json.dumps(self._table(), default=str)))
-            if changed:
-                raise RunError(
-                    f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it"
-                )
+            why = f"it differs in {', '.join(changed)}"
+            if "train.epochs" in changed and {"train.epochs", "optim.milestones"}.issuperset(changed):
+                from letkd.train.extend import why_not_extended  # here, as it needs torch
+
+                not_extended = why_not_extended(recipe_of(self.path), recipe)
+                self.extends = not_extended is None
+                why = not_extended or why
+            if changed and not self.extends:
+                raise RunError(f"{self.path} holds another run ({why}); choose another folder with --out, or remove it")
             return
         if self.path.exists() and (not self.path.is_dir() or any(_foreign(child) for child in self.path.iterdir())):
             raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
@@ -74,6 +80,12 @@ class RunFolder:
             for folder in (self.path, self.last):
                 sweep(folder)
             held, now = self.path / "recipe.toml", environment()
+            if self.extends:
+                before = recipe_of(self.path)
+                say(f"{self.path}: extended from {before.train.epochs} to {self.recipe.train.epochs} epochs")
+                (self.path / "result.json").unlink(missing_ok=True)  # first: it is not the longer run's
+                write_whole(held, tomli_w.dumps(self._table()).encode())
+                self.extends = False
             if held.exists():
                 self._tell_changes(now)
             else:
@@ -134,7 +146,7 @@ class RunFolder:
     @property
     def result(self) -> Result | None:
         path = self.path / "result.json"
-        if not path.exists():
+        if self.extends or not path.exists():
             return None
         try:
             return TypeAdapter(Result).validate_json(path.read_bytes(), strict=True)
