@@ -75,7 +75,8 @@ def recipe_from(
     **more: Any,
 ) -> "Recipe":
     """The recipe that a command line means."""
-    from letkd.recipes import resolve
+    from letkd.progress import say
+    from letkd.recipes import resolve_with_sources, scaling
 
     values: dict[str, Any] = {
         "data.name": data,
@@ -88,7 +89,12 @@ def recipe_from(
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    return resolve(cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick)
+    recipe, sources = resolve_with_sources(
+        cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick
+    )
+    if (line := scaling(recipe, sources)) is not None:
+        say(line)
+    return recipe
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

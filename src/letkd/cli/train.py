@@ -17,7 +17,10 @@ def train(
     teacher_tap: o.TeacherTap = None,
     student: o.Student = None,
     student_tap: o.StudentTap = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs to train.", show_default="the recipe's")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
@@ -29,6 +32,9 @@ def train(
     save_every: Annotated[
         float, typer.Option(min=0, metavar="MINUTES", help="Save the state so often within an epoch.")
     ] = 15.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume a run although its teacher or its images are others than at its start.")
+    ] = False,
     cache: Annotated[
         bool,
         typer.Option(
@@ -71,9 +77,9 @@ def train(
     from letkd.train.trials import run_trials
 
     if trials == 1:
-        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every)]
+        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]
     else:
-        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every)
+        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every, force=force)
     if rank():
         return
     Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))

@@ -11,12 +11,23 @@ from typing import Any
 from letkd.errors import RecipeError, nearest
 from letkd.recipes.layers import dotted, has, leaves, merge
 from letkd.recipes.quick import quick_layer
+from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
 
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
 
-__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "list_presets", "merge", "resolve", "resolve_with_sources"]
+__all__ = [
+    "Recipe",
+    "list_cells",
+    "list_methods",
+    "list_pairs",
+    "list_presets",
+    "merge",
+    "resolve",
+    "resolve_with_sources",
+    "scaling",
+]
 
 
 def list_pairs() -> list[str]:
@@ -74,7 +85,8 @@ def resolve_with_sources(
 ) -> tuple[Recipe, dict[str, str]]:
     """As `resolve`, and where each value comes from: by dotted key, a file, `override`, `--quick` or `--set`.
 
-    A key that nothing sets, so that the schema's own default holds, has no source.
+    A key that nothing sets, so that the schema's own default holds, has no source. Milestones move with the number of epochs where only
+    that is set; their source then says so.
     """
     layers, method = _files(name, method, preset)
     if quick:
@@ -83,12 +95,22 @@ def resolve_with_sources(
     layers += [("--set", _parse(text)) for text in settings]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
+    if (scaled := scaled_layer(layers)) is not None:
+        layers.append(scaled)
     table = _merged(layers)
     recipe = validate(table, f"recipe {name or 'base'}")
     sources = {}
     for path, _ in leaves(table):
         sources[dotted(path)] = next(source for source, layer in reversed(layers) if has(layer, path))
     return recipe, sources
+
+
+def scaling(recipe: Recipe, sources: Mapping[str, str]) -> str | None:
+    """A line for the user where `resolve_with_sources` moved the milestones."""
+    source = sources.get("optim.milestones", "")
+    if ", scaled from " not in source:
+        return None
+    return f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others"
 
 
 _Layer = tuple[str, dict[str, Any]]  # where it comes from, and what it says

@@ -20,10 +20,10 @@ from letkd.train.stop import STOPPED, immediate_stop, polite_stop
 Run = tuple[Recipe, Path, Path]  # the recipe, its folder, the folder of the fitted supervisions
 
 
-def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0) -> None:
+def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0, force: bool = False) -> None:
     """Train them all, at most `jobs` at a time; the cores are shared. What fails is told when the others have ended.
 
-    A stop is passed on: each run finishes its step and writes its checkpoint. `save_minutes` is as for `train`.
+    A stop is passed on: each run finishes its step and writes its checkpoint. `save_minutes` and `force` are as for `train`.
     """
     start = multiprocessing.get_context("spawn").Process
     threads = max(1, torch.get_num_threads() // jobs)
@@ -33,7 +33,7 @@ def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0) -> Non
         while waiting or at_work:
             while waiting and len(at_work) < jobs and not wish.asked:
                 recipe, folder, supervision = waiting.pop(0)
-                at_work[folder] = start(target=_work, args=(recipe, folder, supervision, threads, save_minutes))
+                at_work[folder] = start(target=_work, args=(recipe, folder, supervision, threads, save_minutes, force))
                 at_work[folder].start()
             if wish.asked:
                 for process in at_work.values():
@@ -50,7 +50,7 @@ def spread(runs: Sequence[Run], jobs: int, *, save_minutes: float = 15.0) -> Non
         raise RunError(f"{', '.join(map(str, failed))} failed, the others ended; what they said stands above")
 
 
-def _work(recipe: Recipe, folder: Path, supervision: Path, threads: int, save_minutes: float) -> None:
+def _work(recipe: Recipe, folder: Path, supervision: Path, threads: int, save_minutes: float, force: bool) -> None:
     from letkd.train.loop import train
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -58,7 +58,7 @@ def _work(recipe: Recipe, folder: Path, supervision: Path, threads: int, save_mi
     torch.set_num_threads(threads)
     try:
         with immediate_stop():
-            train(recipe, folder, supervision=supervision, save_minutes=save_minutes)
+            train(recipe, folder, supervision=supervision, save_minutes=save_minutes, force=force)
     except Stopped:
         sys.exit(RESUME_ME)
     except LetkdError as error:

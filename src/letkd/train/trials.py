@@ -7,7 +7,7 @@ from pathlib import Path
 from letkd.errors import LetkdError, RecipeError, UnsupportedPair
 from letkd.files import refuse_link
 from letkd.progress import say
-from letkd.recipes import Recipe, resolve
+from letkd.recipes import Recipe, resolve, resolve_with_sources, scaling
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
@@ -24,13 +24,14 @@ def run_trials(
     supervision: str | Path | None = None,
     jobs: int = 1,
     save_minutes: float = 15.0,
+    force: bool = False,
 ) -> list[Result]:
     """The recipe with n seeds, each in its own `seed-…` folder; finished ones are not run again.
 
     Args:
         supervision: folder of fitted supervisions; `folder/supervision` where not given.
         jobs: seeds trained at once, each in a process of its own; one after the other where it is 1.
-        save_minutes: as for `train`.
+        save_minutes, force: as for `train`.
     """
     shared = Path(supervision or RunFolder(folder).supervision)
     runs = []
@@ -44,8 +45,8 @@ def run_trials(
     if jobs > 1 and len(left) > 1:
         data = read_data(recipe)
         fit(build_distiller(recipe, data), recipe, data, shared)  # once, for all of them
-        spread(left, jobs, save_minutes=save_minutes)
-    return [train(trial, path, supervision=shared, save_minutes=save_minutes) for trial, path, _ in runs]
+        spread(left, jobs, save_minutes=save_minutes, force=force)
+    return [train(trial, path, supervision=shared, save_minutes=save_minutes, force=force) for trial, path, _ in runs]
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,13 @@ def compare(
     folder = Path(folder)
     rows = []
     variants = [method if isinstance(method, Variant) else Variant(method, method) for method in methods]
+    lines = set()
     for variant in variants:  # wrong names before any work
         refuse_link(folder / variant.name)
-        resolve(pair, method=variant.method, settings=[*variant.settings, *settings], quick=quick)
+        values = [*variant.settings, *settings]
+        lines.add(scaling(*resolve_with_sources(pair, method=variant.method, settings=values, quick=quick)))
+    for line in sorted(lines - {None}):
+        say(line)
     if teacher_weights is None:
         teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
         say(f"training the teacher of {pair}")
