@@ -48,8 +48,9 @@ class Distiller(nn.Module):
         weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
-        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`): equal within rounding, a fraction of the time
-            and memory. With False they are computed as the paper writes them.
+        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
+            layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
+            which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
         checks: look at every step's labels and loss and stop at the first that is wrong.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.

@@ -158,9 +158,9 @@ class Method(nn.Module):
     """One row of the paper's tables.
 
     `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
-    gives the losses, each a scalar without weight; `export` gives what ships. Where `fused` is set before `build` and the method
-    has a form that needs less time and memory for the same numbers within rounding, that one is used. `loss` says in words what the
-    docstrings of `formulae` say in symbols.
+    gives the losses, each a scalar without weight; `export` gives what ships. If `fused` is set before `build` and the method
+    has a form that needs less time and memory, that one is used; it differs by rounding and by the tail of p_T (docs/deviations.md,
+    D48). `loss` says in words what the docstrings of `formulae` say in symbols.
     """
 
     name: ClassVar[str]

@@ -76,7 +76,10 @@ class Train(_Table):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
-    fused: bool = Field(default=True, description="KD layers and per-pixel losses over chunks of pixels; equal within rounding")
+    fused: bool = Field(
+        default=True,
+        description="KD layers and per-pixel losses over chunks of pixels; equal within rounding, but labels below `least` are dropped",
+    )
     channels_last: bool = Field(
         default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
     )
