@@ -27,7 +27,17 @@ Root = Annotated[
 ]
 MODEL = "Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable."
 Teacher = Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default=False)]
-TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
+TeacherWeights = Annotated[
+    Path | None,
+    typer.Option(
+        help="The teacher's weights (safetensors, .pth, or a folder of transformers); `own` if its callable loads them.",
+        show_default=False,
+    ),
+]
+StudentWeights = Annotated[
+    Path | None,
+    typer.Option(help="Weights to start from; a classifier of other classes is trained from the start.", show_default=False),
+]
 TeacherTap = Annotated[
     list[str] | None,
     typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
@@ -63,6 +73,7 @@ def recipe_from(
     student: str | None,
     student_tap: list[str] | None,
     settings: list[str] | None,
+    student_weights: Path | None = None,
     quick: bool = False,
     **more: Any,
 ) -> "Recipe":
@@ -76,6 +87,7 @@ def recipe_from(
         "teacher.weights": None if teacher_weights is None else str(teacher_weights),
         "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
         "student.model": student,
+        "student.weights": None if student_weights is None else str(student_weights),
         "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
         **more,
     }

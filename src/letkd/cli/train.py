@@ -17,6 +17,7 @@ def train(
     teacher_tap: o.TeacherTap = None,
     student: o.Student = None,
     student_tap: o.StudentTap = None,
+    student_weights: o.StudentWeights = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.", show_default="the recipe's")] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
@@ -49,6 +50,7 @@ def train(
         teacher_tap=teacher_tap,
         student=student,
         student_tap=student_tap,
+        student_weights=student_weights,
         settings=settings,
         quick=quick,
         **{

@@ -52,8 +52,24 @@ class Network(_Table):
     """A network by name, its weights, and the taps that its own table lacks."""
 
     model: str
-    weights: str | None = None
+    weights: str | None = Field(
+        default=None, description="a file, a folder of transformers, or `own` for a callable that loads its own"
+    )
     taps: dict[str, str] = {}
+
+
+Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
+
+
+class Teacher(Network):
+    """A network, and what it was trained on, if that is not the recipe's data: its weights' file says so, or these keys do."""
+
+    mean: tuple[Channel, Channel, Channel] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
+    size: Side | tuple[Side, Side] | None = Field(default=None, description="side, or height and width, of the images it takes")
+    classes: list[str] | str | None = Field(
+        default=None, description="its classes in the order of its logits: names, or a text file with one per line"
+    )
 
 
 class Optim(_Table):
@@ -109,7 +125,7 @@ class Recipe(_Table):
     title: str = ""
     data: Data
     student: Network
-    teacher: Network | None = None
+    teacher: Teacher | None = None
     optim: Optim
     train: Train
     methods: dict[str, dict[str, Any]] = {}

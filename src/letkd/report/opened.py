@@ -18,9 +18,11 @@ from letkd.models import list_models
 from letkd.models.cost import macs
 from letkd.report.collect import Run
 from letkd.student import load_student, read_header
-from letkd.train.build import build_distiller, build_network, read_data
+from letkd.teacher_input import SeenTeacher
+from letkd.train.build import build_distiller, read_data
 from letkd.train.checkpoint import NAME
 from letkd.train.evaluate import Predictions, predict
+from letkd.train.teachers import build_teacher
 
 What = TypeVar("What")
 PREDICTIONS = "predictions.safetensors"
@@ -68,11 +70,11 @@ class Opened:
         return load_student(path, model=run.recipe.student.model if self.trust else None)
 
     def teacher(self, run: Run) -> nn.Module:
-        """The teacher that a run learnt from."""
+        """The teacher that a run learnt from, on its own input."""
         if run.recipe.teacher is None or run.recipe.teacher.weights is None:
             raise RunError(f"{run.path} had no teacher")
         self._must_be_known(run)
-        return build_network(run.recipe.teacher, self.data(run)).eval()
+        return SeenTeacher(*build_teacher(run.recipe.teacher, self.data(run))).eval()
 
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the student as it ships, for one image."""

@@ -15,8 +15,10 @@ from letkd.methods.base import collected
 from letkd.models import create_model
 from letkd.processes import rank, world
 from letkd.recipes.schema import Data, Network, Recipe
+from letkd.student import is_student_file, load_student
 from letkd.taps import as_taps
 from letkd.teacher import fold_teacher
+from letkd.train.teachers import build_teacher
 
 AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "none": lambda table, flip: Augment(),
@@ -83,18 +85,19 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             methods.append(METHODS[name].from_recipe(table))
     if wrong:
         raise RecipeError("; ".join(wrong))
-    student = build_network(recipe.student, data)
+    student = build_student(recipe.student, data)
     example = torch.zeros(1, 3, *data.image_size)
     if not methods:
         return _laid_out(Distiller(student, weights=recipe.weights, example=example), recipe)
     if recipe.teacher is None or recipe.teacher.weights is None:
         raise RecipeError(
-            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights (train one with "
+            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights FILE, or --teacher-weights own "
+            "if your callable loads them itself (train one with "
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
-    teacher = build_network(recipe.teacher, data)
+    teacher, seen = build_teacher(recipe.teacher, data)
     if recipe.train.fold_teacher:
-        teacher = fold_teacher(teacher, as_taps(teacher, recipe.teacher.taps), example)
+        teacher = fold_teacher(teacher, as_taps(teacher, recipe.teacher.taps), seen(example))
     distiller = Distiller(
         student,
         teacher,
@@ -102,6 +105,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         weights=recipe.weights,
         student_taps=recipe.student.taps,
         teacher_taps=recipe.teacher.taps,
+        teacher_input=seen,
         example=example,
         fused=recipe.train.fused,
     )
@@ -116,9 +120,11 @@ def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
     return distiller
 
 
-def build_network(table: Network, data: Dataset) -> nn.Module:
-    """A network with its weights, if it has any."""
-    return create_model(table.model, num_classes=data.num_classes, weights=table.weights)
+def build_student(table: Network, data: Dataset) -> nn.Module:
+    """The student, from its weights if it has any; those of other classes give all but the classifier."""
+    if table.weights is not None and is_student_file(table.weights):
+        return load_student(table.weights, model=table.model, num_classes=data.num_classes).train()
+    return create_model(table.model, num_classes=data.num_classes, weights=table.weights, new_head=True)
 
 
 def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:

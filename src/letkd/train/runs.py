@@ -29,7 +29,11 @@ LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts."""
+    """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts.
+
+    `teacher_top1` was measured before training, on validation images (training images without a validation split); None if the run
+    had no teacher, or one of other classes.
+    """
 
     last_test: float
     last_test_top5: float
@@ -40,6 +44,7 @@ class Result:
     parameters: int
     epochs: int
     seconds: float
+    teacher_top1: float | None = None
 
 
 class RunFolder:
