@@ -183,3 +183,45 @@ def test_a_student_with_a_kd_layer_may_teach(letkd, tree, teacher):
     recipe = resolve("run/recipe.toml", settings=["teacher.weights=run/student.safetensors"])
     model, _ = build_teacher(recipe.teacher, build.read_data(recipe))
     assert any(name.endswith("kd_penultimate") for name, _ in model.named_modules())
+
+
+NETS = """
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, a, b, stride):
+        super().__init__()
+        self.one, self.two, self.relu = nn.Conv2d(a, b, 3, stride, 1), nn.Conv2d(b, b, 3, 1, 1), nn.ReLU()
+    def forward(self, x):
+        return self.relu(self.two(self.one(x)))
+def net(d, num_classes):
+    parts = nn.Sequential(Block(3, d, 2), Block(d, d, 1)), nn.Sequential(Block(d, 2 * d, 2), Block(2 * d, 2 * d, 1))
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * d, num_classes))
+def small(num_classes):
+    return net(4, num_classes)
+def large(num_classes):
+    return net(6, num_classes)
+"""
+SMALL = {
+    "crd": ("methods.crd.K=4",),
+    "letkd-2": ("methods.letkd.sites.penultimate.supervision.K=4", "methods.letkd.sites.intermediate.supervision.K=2"),
+}
+
+
+@pytest.mark.parametrize("method", ["fitnet", "at", "crd", "letkd-2", "simkd", "kd"])
+def test_networks_without_a_table_are_read_where_letkd_taps_would(letkd, tree, tmp_path, method):
+    (tmp_path / "nets.py").write_text(NETS)
+    save_weights(create_model("nets.py:large", num_classes=3), "large.safetensors")
+    networks = ("--teacher", "nets.py:large", "--teacher-weights", "large.safetensors", "--student", "nets.py:small")
+    settings = [part for value in SMALL.get(method, ()) for part in ("--set", value)]
+    code, _, err = letkd(
+        *("train", "--data", "folder", "--root", tree, *networks, "--method", method, *QUICK, *settings, "--out", "run")
+    )
+    assert code == 0, err
+    line = (
+        "nets.py:{}: no taps named, so those that `letkd taps` proposes: penultimate=1, intermediate=1.0, stage1=0, stage2=1, "
+        "pooled=4:input"
+    )
+    assert (f"student {line.format('small')}" in err) == (method != "kd")
+    assert (f"teacher {line.format('large')}" in err) == (method != "kd")
+    code, out, _ = letkd("taps", "nets.py:small", "--input", "32x32")
+    assert "--tap penultimate=1 --tap intermediate=1.0 --tap stage1=0 --tap stage2=1 --tap pooled=4:input" in out

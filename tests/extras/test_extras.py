@@ -67,10 +67,11 @@ def test_networks_have_the_published_size_and_two_sites(name):
     model, example = create_model(name, num_classes=1000), torch.zeros(1, 3, 64, 64)
     assert parameters(model) == PUBLISHED[name]
     found = letkd.find_taps(model, example)
-    assert set(found) == {"penultimate", "intermediate"}
+    assert set(found) == {"penultimate", "intermediate", "stage1", "stage2", "stage3", "stage4", "pooled"}
+    assert found["pooled"].io == "input"
     output, f = probe(model, found, example)
     assert as_logits(output, model).shape == (1, 1000)
-    assert all(value.ndim == 4 for value in f.values())
+    assert all(value.ndim == (2 if role == "pooled" else 4) for role, value in f.items())
     assert macs(model, example) > 0
 
 
@@ -149,6 +150,7 @@ def test_transformers_of_another_image_size_get_a_sentence(letkd):
             "goes on with channels last [b h w d] after its last map ('norm' gives [1, 7, 7, 768])",
         ),
         ("transformers:ViTConfig", "goes on in tokens [b n d] after its last map ('vit.layernorm' gives [1, 197, 768])"),
+        ("transformers:SwinConfig", "goes on in tokens [b n d] after its last map"),
     ],
 )
 def test_transformers_of_images_get_no_proposal_but_a_reason(letkd, name, says):
@@ -156,7 +158,7 @@ def test_transformers_of_images_get_no_proposal_but_a_reason(letkd, name, says):
     code, out, _ = letkd("taps", name)
     assert code == 0
     assert says in out
-    assert "--tap" not in out
+    assert re.findall(r"--tap (\w+)=", out) == ["pooled"]
 
 
 OWN = """

@@ -1,22 +1,24 @@
 """From a recipe to what a run works with: data, loaders, networks, the distiller and its offline parts."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, load_data
 from letkd.distiller import Distiller
-from letkd.errors import RecipeError, nearest
+from letkd.errors import LetkdError, RecipeError, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
 from letkd.processes import rank, world
+from letkd.progress import say
 from letkd.recipes.schema import Data, Network, Recipe
+from letkd.sites import proposed_taps
 from letkd.student import is_student_file, load_student
-from letkd.taps import as_taps
+from letkd.taps import Tap, as_taps
 from letkd.teacher import fold_teacher
 from letkd.train.teachers import build_teacher
 
@@ -96,22 +98,58 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
     teacher, seen = build_teacher(recipe.teacher, data)
-    if recipe.train.fold_teacher:
-        teacher = fold_teacher(teacher, as_taps(teacher, recipe.teacher.taps), seen(example))
-    distiller = Distiller(
-        student,
-        teacher,
-        methods,
-        weights=recipe.weights,
-        student_taps=recipe.student.taps,
-        teacher_taps=recipe.teacher.taps,
-        teacher_input=seen,
-        example=example,
-        fused=recipe.train.fused,
+    here, there = (
+        _Places.of("student", recipe.student, student, example),
+        _Places.of("teacher", recipe.teacher, teacher, seen(example)),
     )
+    if recipe.train.fold_teacher:
+        teacher = fold_teacher(teacher, as_taps(teacher, there.taps), seen(example))
+    try:
+        distiller = Distiller(
+            student,
+            teacher,
+            methods,
+            weights=recipe.weights,
+            student_taps=here.taps,
+            teacher_taps=there.taps,
+            teacher_input=seen,
+            example=example,
+            fused=recipe.train.fused,
+        )
+    except LetkdError:
+        here.tell()
+        there.tell()
+        raise
+    if any(method.reads.student for method in methods):
+        here.tell()
+    if any(method.reads.teacher for method in methods):
+        there.tell()
     if recipe.train.cache_views:
         distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """A network's taps: those that the recipe names or, where it names none and the network has no table, those proposed."""
+
+    taps: Mapping[str, Tap | str]
+    line: str = ""
+
+    @classmethod
+    def of(cls, who: str, table: Network, model: nn.Module, example: Tensor) -> "_Places":
+        if table.taps or as_taps(model):
+            return cls(table.taps)
+        taps, trouble = proposed_taps(model, example)
+        shown = ", ".join(f"{role}={tap}" for role, tap in taps.items()) or "none"
+        return cls(
+            taps,
+            f"{who} {table.model}: no taps named, so those that `letkd taps` proposes: {shown}{trouble and f' ({trouble})'}",
+        )
+
+    def tell(self) -> None:
+        if self.line:
+            say(self.line)
 
 
 def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
