@@ -21,11 +21,12 @@ def compare(
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
     """Teach the same student by several methods and print one table. Stopped half-way, the same command goes on."""
-    from letkd.recipes import list_methods, list_pairs
+    from letkd.recipes import list_methods, list_pairs, resolve_with_sources
     from letkd.report.paper import place
 
     if pair is None:
@@ -36,6 +37,8 @@ def compare(
     rows = every if methods == "all" else methods.split(",")
     folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    if not trust:
+        o.refuse_code(pair, *resolve_with_sources(pair, settings=values, quick=quick))
     show(
         pair,
         rows,

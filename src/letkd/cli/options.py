@@ -51,6 +51,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that a recipe file of yours names as file.py:callable or package.module:callable."
+    ),
+]
 Quick = Annotated[
     bool,
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
@@ -75,10 +81,15 @@ def recipe_from(
     settings: list[str] | None,
     student_weights: Path | None = None,
     quick: bool = False,
+    trust: bool = False,
     **more: Any,
 ) -> "Recipe":
-    """The recipe that a command line means."""
-    from letkd.recipes import resolve
+    """The recipe that a command line means.
+
+    Args:
+        trust: a recipe file may name code to run; without it, only the command line may.
+    """
+    from letkd.recipes import resolve_with_sources
 
     values: dict[str, Any] = {
         "data.name": data,
@@ -92,7 +103,27 @@ def recipe_from(
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    return resolve(cell, method=method, overrides=given, settings=settings or [], quick=quick)
+    recipe, sources = resolve_with_sources(cell, method=method, overrides=given, settings=settings or [], quick=quick)
+    if not trust:
+        refuse_code(cell, recipe, sources)
+    return recipe
+
+
+def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> None:
+    """Stop if a recipe file, not the command line, names code that would run."""
+    networks = {"student.model": recipe.student, "teacher.model": recipe.teacher}
+    named = [
+        table.model for key, table in networks.items() if table is not None and sources.get(key) == cell and ":" in table.model
+    ]
+    if not named:
+        return
+    from letkd.models.base import is_code
+
+    if code := [name for name in named if is_code(name)]:
+        raise RecipeError(
+            f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it, and add --trust if you trust "
+            "it, or name the network on the command line"
+        )
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

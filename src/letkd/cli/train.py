@@ -23,6 +23,7 @@ def train(
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
@@ -52,6 +53,7 @@ def train(
         student_tap=student_tap,
         student_weights=student_weights,
         settings=settings,
+        trust=trust,
         quick=quick,
         **{
             "train.epochs": epochs,

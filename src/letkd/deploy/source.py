@@ -13,6 +13,7 @@ from letkd.data import AnySplit, Augment, Dataset, FileSplit
 from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
 from letkd.errors import DataError, RunError
+from letkd.models.base import is_code
 from letkd.progress import say
 from letkd.student import load_student, read_header
 from letkd.train.runs import recipe_of
@@ -86,8 +87,10 @@ def finished(folder: Path) -> Path:
     epochs = recipe.train.epochs + sum(phase.epochs for phase in recipe.phases)
     done = _epochs_done(folder)
     state = f"half trained: {done} of {epochs} epochs are done" if done else f"not trained: none of its {epochs} epochs is done"
-    command = shlex.join(["letkd", "train", str(folder / "recipe.toml"), "--out", str(folder)])
-    raise RunError(f"{folder} is {state}; finish it with `{command}`")
+    code = [table.model for table in (recipe.student, recipe.teacher) if table is not None and is_code(table.model)]
+    command = shlex.join(["letkd", "train", str(folder / "recipe.toml"), "--out", str(folder), *(["--trust"] if code else [])])
+    runs = f", which runs {' and '.join(dict.fromkeys(code))}" if code else ""
+    raise RunError(f"{folder} is {state}; finish it with `{command}`{runs}")
 
 
 def _epochs_done(folder: Path) -> int:

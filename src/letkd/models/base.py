@@ -57,7 +57,7 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
         raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")
     if weights is not None and (folder := pretrained_folder(name, weights)) is not None:
         return load_pretrained(folder, num_classes, new_head=new_head)
-    if str(weights) == OWN and (":" not in name or name.partition(":")[0] in EXTRAS):
+    if str(weights) == OWN and not is_code(name):
         raise LetkdError(
             f"the weights of {name!r} were said to be its own, and it brings none; name a file, or a callable of yours that loads them"
         )
@@ -77,6 +77,11 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
     if weights is not None and str(weights) != OWN:
         load_weights(model, weights, num_classes=num_classes if new_head else None)
     return model
+
+
+def is_code(name: str) -> bool:
+    """Whether `create_model` would run code of the user's own for this name: a callable in a file or package."""
+    return name not in MODELS and ":" in name and name.partition(":")[0] not in EXTRAS
 
 
 def _create_own(name: str, num_classes: int) -> nn.Module:
