@@ -20,6 +20,7 @@ from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+from letkd.teacher_input import TeacherInput
 
 if TYPE_CHECKING:
     from letkd.cache import TeacherCache
@@ -47,9 +48,12 @@ class Distiller(nn.Module):
         methods: one method or a list of them; none for plain CE.
         weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
+        teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
+            another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
-        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`): equal within rounding, a fraction of the time
-            and memory. With False they are computed as the paper writes them.
+        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
+            layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
+            which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
         checks: look at every step's labels and loss and stop at the first that is wrong.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
@@ -77,6 +81,7 @@ class Distiller(nn.Module):
         weights: Mapping[str, float] | None = None,
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
+        teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
         fused: bool = True,
         checks: bool = True,
@@ -90,6 +95,7 @@ class Distiller(nn.Module):
         self.student = student
         self.methods = nn.ModuleList(methods)
         self.checks = checks
+        self.teacher_input = teacher_input
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
             method.fused = fused
@@ -133,8 +139,10 @@ class Distiller(nn.Module):
         if example is None:
             example = _example_for(self.student, teacher)
         here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
-        there = Side(teacher, teacher_taps, example.to(_device(teacher)), who="teacher")
-        need_equal_classes(here, there)
+        shown = example if self.teacher_input is None else self.teacher_input(example)
+        order = None if self.teacher_input is None else self.teacher_input.order
+        there = Side(teacher, teacher_taps, shown.to(_device(teacher)), who="teacher", order=order)
+        need_equal_classes(here, there, methods, "" if self.teacher_input is None else self.teacher_input.foreign)
         try:
             for method in methods:
                 method.build(here, there)
@@ -150,7 +158,7 @@ class Distiller(nn.Module):
             self.set_weights(weights)
             # Whatever cannot run together shows here, not in the first step of somebody's training.
             run_once(self._student_reads, example.to(_device(self.student)))
-            run_once(self._teacher_reads, example.to(_device(teacher)))
+            run_once(self._teacher_reads, shown.to(_device(teacher)))
         except BaseException:
             for layer in reversed(here.grafts):
                 layer.remove()
@@ -211,8 +219,10 @@ class Distiller(nn.Module):
             return {}
         teacher = self._frozen[0].eval()
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
-            output, features = self._teacher_reads(x)
-            return {**features, "logits": as_logits(output, teacher)}
+            seen = self.teacher_input
+            output, features = self._teacher_reads(x if seen is None else seen(x))
+            logits = as_logits(output, teacher)
+            return {**features, "logits": logits if seen is None else seen.reorder(logits)}
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""
@@ -307,6 +317,8 @@ class Distiller(nn.Module):
 
     def _origin(self, part: Fitting, data: str) -> Origin:
         where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
+        if self.teacher_input is not None and (seen := self.teacher_input.differences()):
+            where += f" of images with {seen}"
         return Origin.of(self._frozen[0], where, data, part.supervision)
 
     def export(self) -> nn.Module:

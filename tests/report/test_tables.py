@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,14 @@ def test_other_settings_make_another_row_and_are_told(tmp_path):
     ]
     notes = " ".join(detail(PAIR, groups, {}).notes)
     assert f"settings other than the recipe's: {key} = 16." in notes
+
+
+def test_how_good_the_teacher_was_stands_below_the_table(tmp_path):
+    a_run(tmp_path / "a", f"{PAIR}/kd", 70.0)
+    assert "teacher gave" not in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
+    path = tmp_path / "a" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "teacher_top1": 72.5}))
+    assert "The teacher gave 72.50 % on validation images" in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
 
 
 def test_what_is_not_finished_is_not_counted(tmp_path):

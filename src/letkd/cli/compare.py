@@ -23,11 +23,12 @@ def compare(
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
     """Teach the same student by several methods and print one table. Stopped half-way, the same command goes on."""
-    from letkd.recipes import list_pairs
+    from letkd.recipes import list_pairs, resolve_with_sources
     from letkd.report.paper import named_methods
 
     if pair is None:
@@ -36,9 +37,12 @@ def compare(
             raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
     folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    rows = named_methods(methods)
+    for method in () if trust else rows:
+        o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
     show(
         pair,
-        named_methods(methods),
+        rows,
         folder,
         trials=trials,
         settings=values,

@@ -17,6 +17,7 @@ def train(
     teacher_tap: o.TeacherTap = None,
     student: o.Student = None,
     student_tap: o.StudentTap = None,
+    student_weights: o.StudentWeights = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
@@ -26,6 +27,7 @@ def train(
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
     preset: o.Preset = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
@@ -57,7 +59,9 @@ def train(
         student=student,
         student_tap=student_tap,
         preset=preset,
+        student_weights=student_weights,
         settings=settings,
+        trust=trust,
         quick=quick,
         **{
             "train.epochs": epochs,

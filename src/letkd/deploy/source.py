@@ -13,6 +13,7 @@ from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
 from letkd.errors import DataError, RunError
 from letkd.files import must_be_utf8
+from letkd.models.base import is_code
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
 from letkd.student import load_student, read_header
@@ -86,8 +87,12 @@ def finished(folder: RunFolder) -> RunFolder:
     done = max((row["epoch"] for row in folder.rows()), default=0)
     epochs = folder.epochs
     state = f"half trained: {done} of {epochs} epochs are done" if done else f"not trained: none of its {epochs} epochs is done"
-    command = shlex.join(["letkd", "train", str(folder.recipe_file), "--out", str(path)])
-    raise RunError(f"{path} is {state}; finish it with `{command}`")
+    networks = (folder.recipe.student, folder.recipe.teacher)
+    code = [table.model for table in networks if table is not None and is_code(table.model)]
+    trust = ["--trust"] if code else []
+    command = shlex.join(["letkd", "train", str(folder.recipe_file), "--out", str(path), *trust])
+    runs = f", which runs {' and '.join(dict.fromkeys(code))}" if code else ""
+    raise RunError(f"{path} is {state}; finish it with `{command}`{runs}")
 
 
 def images_at(split: AnySplit, index: Int64[Tensor, " n"]) -> UInt8[Tensor, "n 3 h w"]:

@@ -52,6 +52,7 @@ class AB(Method):
     paper: ClassVar[str] = "Heo et al., 2019"
     loss: ClassVar[str] = "margin loss on which side of zero each pre-activation lies, before the main training"
     formulae: ClassVar = (ab_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, m: float = 1.0):
         super().__init__()

@@ -56,6 +56,7 @@ class CRD(Method):
     paper: ClassVar[str] = "Tian, Krishnan, Isola, 2020"
     loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
     formulae: ClassVar = (contrast, nce_loss)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(
         self,

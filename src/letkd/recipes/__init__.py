@@ -16,6 +16,7 @@ from letkd.recipes.schema import Recipe, full_path, validate
 
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
+OF_A_TRAINED_TEACHER = ("weights", "mean", "std", "size", "classes")
 
 __all__ = [
     "Recipe",
@@ -185,7 +186,7 @@ def _teacher_as_student(layer: dict[str, Any]) -> dict[str, Any]:
         return rest
     teacher = layer["teacher"]
     if isinstance(teacher, Mapping):
-        teacher = {key: value for key, value in teacher.items() if key != "weights"}
+        teacher = {key: value for key, value in teacher.items() if key not in OF_A_TRAINED_TEACHER}
     return {**rest, "student": teacher}
 
 

@@ -56,7 +56,9 @@ class Network(_Table):
     """A network by name, its weights, and the taps that its own table lacks."""
 
     model: str
-    weights: str | None = None
+    weights: str | None = Field(
+        default=None, description="a file, a folder of transformers, or `own` for a callable that loads its own"
+    )
     taps: dict[str, str] = {}
     freeze: list[str] = Field(default=[], description="patterns of parameter names that are not trained, such as layer1.*")
 
@@ -69,6 +71,20 @@ class Group(_Table):
     )
     lr: float | None = Field(default=None, gt=0, le=STEEPEST)
     weight_decay: float | None = Field(default=None, ge=0, le=STEEPEST)
+
+
+Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
+
+
+class Teacher(Network):
+    """A network, and what it was trained on, if that is not the recipe's data: its weights' file says so, or these keys do."""
+
+    mean: tuple[Channel, Channel, Channel] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
+    size: Side | tuple[Side, Side] | None = Field(default=None, description="side, or height and width, of the images it takes")
+    classes: list[str] | str | None = Field(
+        default=None, description="its classes in the order of its logits: names, or a text file with one per line"
+    )
 
 
 class Optim(_Table):
@@ -103,7 +119,10 @@ class Train(_Table):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
-    fused: bool = Field(default=True, description="KD layers and per-pixel losses over chunks of pixels; equal within rounding")
+    fused: bool = Field(
+        default=True,
+        description="KD layers and per-pixel losses over chunks of pixels; equal within rounding, but labels below `least` are dropped",
+    )
     channels_last: bool = Field(
         default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
     )
@@ -133,7 +152,7 @@ class Recipe(_Table):
     title: str = ""
     data: Data
     student: Network
-    teacher: Network | None = None
+    teacher: Teacher | None = None
     optim: Optim
     train: Train
     methods: dict[str, dict[str, Any]] = {}

@@ -21,7 +21,9 @@ from letkd.report.collect import Run
 from letkd.runs.checkpoint import load_trained
 from letkd.runs.evaluate import Predictions, predict
 from letkd.student import load_student, read_header
-from letkd.train.build import build_distiller, build_network, read_data
+from letkd.teacher_input import SeenTeacher
+from letkd.train.build import build_distiller, read_data
+from letkd.train.teachers import build_teacher
 
 What = TypeVar("What")
 
@@ -74,11 +76,11 @@ class Opened:
         return load_student(path, model=run.recipe.student.model if self.trust else None)
 
     def teacher(self, run: Run) -> nn.Module:
-        """The teacher that a run learnt from."""
+        """The teacher that a run learnt from, on its own input."""
         if run.recipe.teacher is None or run.recipe.teacher.weights is None:
             raise RunError(f"{run.path} had no teacher")
         self._must_be_known(run, run.recipe.teacher.model)
-        return build_network(run.recipe.teacher, self.data(run)).eval()
+        return SeenTeacher(*build_teacher(run.recipe.teacher, self.data(run))).eval()
 
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the student as it ships, for one image."""

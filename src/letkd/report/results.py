@@ -107,6 +107,12 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         seeds = [run.recipe.train.seed for run in group.runs]
         if len(set(seeds)) < len(seeds):
             notes.append(f"{group.title}: a seed is there more than once, so n says more than it means.")
+    taught = sorted({result.teacher_top1 for group in groups for result in group.results if result.teacher_top1 is not None})
+    if taught:
+        shown = " to ".join(f"{value:.2f}" for value in dict.fromkeys((taught[0], taught[-1])))
+        notes.append(
+            f"The teacher gave {shown} % on validation images (training images without a validation split) before training."
+        )
     changes: dict[tuple[str, ...], list[str]] = {}
     for group in groups:
         if group.changed:

@@ -36,6 +36,7 @@ from letkd.train.inputs import check_inputs
 from letkd.train.launch import launch
 from letkd.train.optim import build_optimizer, set_lr
 from letkd.train.stop import Wish, polite_stop
+from letkd.train.teachers import measure_teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -51,6 +52,7 @@ class State:
     best_val: float | None = None
     best_val_epoch: int | None = None
     seconds: float = 0.0
+    teacher_top1: float | None = None
     precision: dict[str, Any] = field(default_factory=dict)
 
 
@@ -133,6 +135,8 @@ class _Run:
         self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
         self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
         self.state = self._resume()
+        if self.state.teacher_top1 is None:
+            self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
         self.began = time.monotonic() - self.state.seconds
         self.saved, self.save_seconds = time.monotonic(), 60 * save_minutes
 
@@ -277,6 +281,8 @@ class _Run:
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
         row |= {name: value / steps for name, value in sums.items()}
         row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        if state.epoch == 1 and state.teacher_top1 is not None:
+            row["teacher_top1"] = state.teacher_top1
         found = health(self.distiller, self.sample.to(self.fabric.device)) if self.fabric.is_global_zero else {}
         return row | ({"health": found} if found else {})
 
@@ -329,6 +335,7 @@ class _Run:
             parameters=sum(parameter.numel() for parameter in student.parameters()),
             epochs=recipe.train.epochs,
             seconds=time.monotonic() - self.began,
+            teacher_top1=state.teacher_top1,
         )
         if self.fabric.is_global_zero:
             run.finish(result)

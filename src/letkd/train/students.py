@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from letkd.data import Dataset, Loader, load_data
@@ -14,7 +13,7 @@ from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
 from letkd.runs.evaluate import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
-from letkd.student import load_student, read_header
+from letkd.student import is_student_file, load_student, read_header
 from letkd.taps import Taps, as_logits, run_once
 from letkd.train.build import read_data
 
@@ -41,7 +40,7 @@ def evaluate_student(
     path = RunFolder(what).student if what.is_dir() else must_be_utf8(what)
     if not path.is_file():
         raise RunError(_nothing_there(what, student))
-    if student is not None and not _is_student_file(path):
+    if student is not None and not is_student_file(path):
         return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std)
     images = data_of(path, data=data, root=root, mean=mean, std=std)
     return _on_split(load_student(path, model=student), images, split)
@@ -131,11 +130,3 @@ def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
         raise DataError(f"{type(model).__name__} gives {C} logits and {images.name} has {images.num_classes} classes")
     loader = Loader(part, 128, mean=images.mean, std=images.std)
     return evaluate(model, loader, description=f"evaluating on {split}")
-
-
-def _is_student_file(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return "letkd" in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
