@@ -81,6 +81,7 @@ class ReviewKD(Method):
     paper: ClassVar[str] = "Chen, Liu, Zhao, Jia, 2021"
     loss: ClassVar[str] = "squared errors over coarser and coarser grids between fused student's and teacher's maps, warmed up"
     formulae: ClassVar = (Fusion, hcl_loss)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, mid: int = 512, *, warmup: int = 20):
         super().__init__()

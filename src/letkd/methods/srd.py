@@ -47,6 +47,7 @@ class SRD(Method):
         "logarithm of the summed fourth powers between projected student's and teacher's normalised pooled vectors"
     )
     formulae: ClassVar = (normalise, srd_loss)
+    reads_logits: ClassVar[bool] = False
     projector: nn.Linear
 
     def __init__(self, eps: float = 1e-5):
