@@ -28,7 +28,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from letkd.batch import Batch
-from letkd.data.loader import VIEW_BATCH, VIEWS, Loader
+from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
 from letkd.errors import DataError, NonFiniteError
 from letkd.files import write_whole
 from letkd.methods.base import Fitting
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from letkd.distiller import Distiller
 
 FORMAT = "letkd-cache-1"
-SHARD = 32 * VIEW_BATCH  # images of a shard
+SHARD = 32 * EVAL_BATCH  # images of a shard
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class TeacherCache:
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
         loader = self.loader
         shared = {
-            "format": f"{FORMAT}, {SHARD} images a shard, {VIEW_BATCH} at a time, views {VIEWS}",
+            "format": f"{FORMAT}, {SHARD} images a shard, {eval_batch(loader.split.image_size)} at a time, views {VIEWS}",
             "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {cast}",
             "images": f"{loader.split.fingerprint()} mean {list(loader.mean)} std {list(loader.std)}",
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",

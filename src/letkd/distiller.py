@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from letkd.batch import Batch
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
+from letkd.batch import Batch, channels_of, check_labels
+from letkd.errors import LetkdError, NonFiniteError, TapError, nearest
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
@@ -54,7 +54,7 @@ class Distiller(nn.Module):
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
-        checks: look at every step's labels and loss and stop at the first that is wrong.
+        checks: look at every step's label values and loss and stop at the first that is wrong. Shapes and types always are.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
 
@@ -96,6 +96,8 @@ class Distiller(nn.Module):
         self.methods = nn.ModuleList(methods)
         self.checks = checks
         self.teacher_input = teacher_input
+        known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
+        self._channels: int | None = known  # of the images
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
             method.fused = fused
@@ -174,11 +176,11 @@ class Distiller(nn.Module):
         return self._student_reads.taps
 
     def forward(self, batch: Any) -> Step:
-        batch = Batch.of(batch)
+        batch = Batch.of(batch, channels=self._channels)
         output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
-            _check_labels(batch.y, logits.shape[1])
+            check_labels(batch.y, logits.shape[1])
         view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
@@ -297,11 +299,11 @@ class Distiller(nn.Module):
             part.supervision.reset()
         device = _device(self._frozen[0])
         for item in track(loader, f"fitting {', '.join(unfitted)}"):
-            batch = Batch.of(item).to(device)
+            batch = Batch.of(item, channels=self._channels).to(device)
             if not len(batch.y):
                 continue  # this process's share of a batch with fewer images than processes
             if self.checks:
-                _check_labels(batch.y, None)
+                check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
             for part in unfitted.values():
                 part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
@@ -380,12 +382,6 @@ def _example_for(*models: nn.Module) -> Tensor:
             f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
         )
     return torch.zeros(1, *size)
-
-
-def _check_labels(y: Tensor, C: int | None) -> None:
-    if len(y) and (int(y.min()) < 0 or (C is not None and int(y.max()) >= C)):
-        wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-        raise DataError(f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}")
 
 
 def _all_finite(values: Iterable[Tensor]) -> bool:

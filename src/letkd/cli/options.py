@@ -153,6 +153,16 @@ def numbers(text: str | None, option: str) -> list[float] | None:
         raise RecipeError(f"{option} {text!r}: write numbers with commas between them, as in 0.485,0.456,0.406") from None
 
 
+def size(text: str | None) -> int | tuple[int, int] | None:
+    """`--size 32` or `--size 48x64` (height x width)."""
+    from letkd.recipes.schema import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise RecipeError(f"--size {text!r:.100}: {error}") from None
+
+
 def image_size(text: str) -> tuple[int, int, int]:
     """`3x32x48` or `32x48` as (3, 32, 48)."""
     parts = text.lower().replace("×", "x").split("x")

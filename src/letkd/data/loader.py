@@ -15,7 +15,7 @@ from letkd.data.augment import Augment
 from letkd.data.base import AnySplit, Request
 from letkd.errors import DataError
 
-VIEW_BATCH = 128
+EVAL_BATCH, EVAL_PIXELS = 128, 128 * 64 * 64
 SECOND = 0x7365636F  # goes into the seed of the second view's draws
 VIEWS = 0x76696577  # the seed of the views' draws: the same in every run, so that runs share what was made of a view
 
@@ -29,6 +29,17 @@ def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequ
 def _of_channels(values: tuple[float, ...]) -> Float32[Tensor, "c 1 1"]:
     """255 times the value of each channel: made once, for it takes as long as normalising a small batch."""
     return (255 * torch.tensor(values, dtype=torch.float64))[:, None, None].to(torch.float32)
+
+
+def eval_batch(image_size: tuple[int, int], batch_size: int = 1) -> int:
+    """Images per batch where no gradient is needed: 128 up to 64x64 pixels, fewer of larger ones, at least `batch_size`.
+
+    Examples:
+        >>> eval_batch((32, 32), 16), eval_batch((224, 224), 16), eval_batch((224, 224), 256)
+        (128, 16, 256)
+    """
+    h, w = image_size
+    return max(batch_size, min(EVAL_BATCH, EVAL_PIXELS // (h * w)), 1)
 
 
 def _generator(*seed: int) -> torch.Generator:
@@ -126,7 +137,7 @@ class Loader:
     def of_view(self, view: int, index: Int64[Tensor, " m"]) -> Iterator[Batch]:
         """The images at `index`, in that order, as a fixed view shows them; in batches that depend on nothing else."""
         table = self._table(view)
-        requests = ((part, tuple(rows[part] for rows in table)) for part in index.split(VIEW_BATCH))
+        requests = ((part, tuple(rows[part] for rows in table)) for part in index.split(eval_batch(self.split.image_size)))
         return self._batches(requests, view + 1, view)
 
     def _batches(self, requests: Iterable[Request], epoch: int, view: int | None) -> Iterator[Batch]:

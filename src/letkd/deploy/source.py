@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
-from letkd.data import AnySplit, Augment, Dataset, FileSplit
+from letkd.data import AnySplit, Augment, Dataset
 from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
 from letkd.errors import DataError, RunError
@@ -67,8 +67,7 @@ def open_source(
                 raise
             say(f"the run's data could not be read ({error}); going on without")
     if images is not None:
-        resize = images.train.resize if isinstance(images.train, FileSplit) else None
-        facts = replace(facts, size=facts.size or images.train.image_size, resize=facts.resize or resize)
+        facts = replace(facts, size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
         facts = replace(facts, classes=facts.classes or images.classes)
         facts = replace(facts, mean=facts.mean or images.mean, std=facts.std or images.std)
     facts = with_size(replace(facts, size=size or facts.size), network)

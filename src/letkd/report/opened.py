@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, Dataset, Loader
-from letkd.data.loader import normalise
+from letkd.data.loader import eval_batch, normalise
 from letkd.deploy.facts import facts_from
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError, RunError
@@ -99,7 +99,7 @@ class Opened:
         if held.exists():
             return Predictions.load(held, len(self.classes(run)))
         data = self.data(run)
-        loader = Loader(data.test, max(run.recipe.data.batch_size, 128), mean=data.mean, std=data.std)
+        loader = Loader(data.test, eval_batch(data.test.image_size, run.recipe.data.batch_size), mean=data.mean, std=data.std)
         return predict(self.student(run), loader, description=f"test images of {run.path.name}")
 
     def distiller(self, run: Run) -> Distiller:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, Strong, load_data
+from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError, RecipeError, nearest
 from letkd.methods import METHODS
@@ -76,7 +77,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
 
 def eval_loader(recipe: Recipe, data: Dataset, split: AnySplit, *, rank: int = 0, world: int = 1) -> Loader:
     """In order, not augmented, each image once: for evaluation and for the offline fits; of several processes, one's part."""
-    size = max(recipe.data.batch_size, 128)
+    size = max(eval_batch(split.image_size, recipe.data.batch_size), world)
     return Loader(split, size, mean=data.mean, std=data.std, rank=rank, world=world)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 from letkd.cache import TeacherCache
 from letkd.compiled import CompiledParts, check_device
-from letkd.data import Dataset, FileSplit, Loader
+from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
@@ -316,7 +316,7 @@ class _Run:
                 mean=data.mean,
                 std=data.std,
                 size=data.image_size,
-                resize=data.train.resize if isinstance(data.train, FileSplit) else None,
+                resize=data.train.resize,
             )
         last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed_stop)
         held = self._evaluate(student, "val")
