@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch, channels_of, check_labels
-from letkd.errors import LetkdError, NonFiniteError, TapError, nearest
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
