@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
@@ -48,6 +48,9 @@ class Distiller(nn.Module):
         weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
+        criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
+            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
+            registered, so its parameters are trained.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`): equal within rounding, a fraction of the time
             and memory. With False they are computed as the paper writes them.
         checks: look at every step's labels and loss and stop at the first that is wrong.
@@ -78,6 +81,7 @@ class Distiller(nn.Module):
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
         example: Tensor | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
         fused: bool = True,
         checks: bool = True,
     ):
@@ -89,6 +93,7 @@ class Distiller(nn.Module):
             raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
         self.student = student
         self.methods = nn.ModuleList(methods)
+        self.criterion = criterion or F.cross_entropy
         self.checks = checks
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
@@ -171,8 +176,12 @@ class Distiller(nn.Module):
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             _check_labels(batch.y, logits.shape[1])
+        if batch.y2 is not None:
+            self.check_mix()
+            if self.checks:
+                _check_labels(batch.y2, logits.shape[1])
         view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
-        terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
+        terms = {"ce": batch.over_labels(lambda y: _scalar(self.criterion(logits, y)))}  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
@@ -199,6 +208,12 @@ class Distiller(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
             output, features = self._teacher_reads(x)
             return {**features, "logits": as_logits(output, teacher)}
+
+    def check_mix(self) -> None:
+        """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
+        for method in self._methods():
+            if method.unmixable:
+                raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""
@@ -271,6 +286,10 @@ class Distiller(nn.Module):
             batch = Batch.of(item).to(device)
             if not len(batch.y):
                 continue  # this process's share of a batch with fewer images than processes
+            if batch.y2 is not None:
+                raise DataError(
+                    "fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix"
+                )
             if self.checks:
                 _check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
@@ -346,6 +365,13 @@ def _check_labels(y: Tensor, C: int | None) -> None:
     if len(y) and (int(y.min()) < 0 or (C is not None and int(y.max()) >= C)):
         wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
         raise DataError(f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}")
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
+    return loss
 
 
 def _all_finite(values: Iterable[Tensor]) -> bool:

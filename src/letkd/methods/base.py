@@ -160,13 +160,15 @@ class Method(nn.Module):
     `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
     gives the losses, each a scalar without weight; `export` gives what ships. Where `fused` is set before `build` and the method
     has a form that needs less time and memory for the same numbers within rounding, that one is used. `loss` says in words what the
-    docstrings of `formulae` say in symbols.
+    docstrings of `formulae` say in symbols. `unmixable` says why it cannot learn from mixed images, if so; a method that can, and
+    reads the labels, reads them by `view.batch.over_labels`.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     loss: ClassVar[str]
     formulae: ClassVar[tuple[Callable[..., Any], ...]]
+    unmixable: ClassVar[str] = ""
 
     def __init__(self):
         super().__init__()

@@ -56,6 +56,7 @@ class CRD(Method):
     paper: ClassVar[str] = "Tian, Krishnan, Isola, 2020"
     loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
     formulae: ClassVar = (contrast, nce_loss)
+    unmixable: ClassVar[str] = "its memory has one row per image, and a mixed image would belong to two"
 
     def __init__(
         self,
