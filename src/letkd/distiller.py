@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch, channels_of, check_labels
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
@@ -51,6 +51,9 @@ class Distiller(nn.Module):
         teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
             another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
+        criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
+            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
+            registered, so its parameters are trained.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
@@ -83,6 +86,7 @@ class Distiller(nn.Module):
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
         fused: bool = True,
         checks: bool = True,
     ):
@@ -94,6 +98,7 @@ class Distiller(nn.Module):
             raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
         self.student = student
         self.methods = nn.ModuleList(methods)
+        self.criterion = criterion or F.cross_entropy
         self.checks = checks
         self.teacher_input = teacher_input
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
@@ -181,10 +186,14 @@ class Distiller(nn.Module):
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             check_labels(batch.y, logits.shape[1])
+        if batch.y2 is not None:
+            self.check_mix()
+            if self.checks:
+                check_labels(batch.y2, logits.shape[1])
         view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
-        terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
+        terms = {"ce": batch.over_labels(lambda y: _scalar(self.criterion(logits, y)))}  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
@@ -225,6 +234,12 @@ class Distiller(nn.Module):
             output, features = self._teacher_reads(x if seen is None else seen(x))
             logits = as_logits(output, teacher)
             return {**features, "logits": logits if seen is None else seen.reorder(logits)}
+
+    def check_mix(self) -> None:
+        """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
+        for method in self._methods():
+            if method.unmixable:
+                raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""
@@ -302,6 +317,10 @@ class Distiller(nn.Module):
             batch = Batch.of(item, channels=self._channels).to(device)
             if not len(batch.y):
                 continue  # this process's share of a batch with fewer images than processes
+            if batch.y2 is not None:
+                raise DataError(
+                    "fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix"
+                )
             if self.checks:
                 check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
@@ -382,6 +401,13 @@ def _example_for(*models: nn.Module) -> Tensor:
             f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
         )
     return torch.zeros(1, *size)
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
+    return loss
 
 
 def _all_finite(values: Iterable[Tensor]) -> bool:

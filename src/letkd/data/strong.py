@@ -103,6 +103,9 @@ class Strong(Augment):
     def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
         return _strong(self.first.batch(images, *draws[:-3]), *draws[-3:])
 
+    def normalised(self, x: Tensor, *draws: Tensor) -> Tensor:
+        return self.first.normalised(x, *draws[:-3])
+
     def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
         return _strong(self.first(images, *draws[:-3]), *draws[-3:])
 
