@@ -109,6 +109,28 @@ def image_size(text: str) -> tuple[int, int, int]:
     return 3, height, width
 
 
+def sizes(text: str | None) -> tuple[tuple[int, int] | None, bool | None]:
+    """`64x48`, `64`, `fixed`, `dynamic` or a size and one of the words, as height and width and whether others are meant too."""
+    size, dynamic = None, None
+    for part in [] if text is None else text.split(","):
+        if part in ("fixed", "dynamic") and dynamic is None:
+            dynamic = part == "dynamic"
+        elif (sides := re.fullmatch(r"([1-9]\d{0,4})(?:[xX×]([1-9]\d{0,4}))?", part, re.ASCII)) and size is None:
+            size = (int(sides[1]), int(sides[2] or sides[1]))
+        else:
+            raise RecipeError(f"--size {text!r}: write height x width, as in 64x64, or fixed, or dynamic, or 64x64,fixed")
+    return size, dynamic
+
+
+def count_or(text: str, word: str, option: str) -> int | None:
+    """A number from 1; None for the word."""
+    if text == word:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,4}", text, re.ASCII):
+        raise RecipeError(f"{option} {text!r}: write a number, as in 8, or {word}")
+    return int(text)
+
+
 def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:
     """Where a run goes when nobody says: under runs/, by its cell or by what it trains; a smoke run beside the real one."""
     if out is not None:

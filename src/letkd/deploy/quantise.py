@@ -12,10 +12,11 @@ from torch import Tensor
 from letkd.data import AnySplit, Augment
 from letkd.data.loader import normalise
 from letkd.deploy.export import quietly
-from letkd.deploy.facts import KEY, Facts
+from letkd.deploy.facts import Facts
 from letkd.deploy.runners import Runner, need, onnx_runner
 from letkd.deploy.source import images_at
 from letkd.deploy.speed import interleaved
+from letkd.deploy.worker import KEY
 
 CALIBRATION = 512
 BATCH = 64
