@@ -42,10 +42,10 @@ def check(
     workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that decode image files.")] = 4,
 ) -> None:
     """Read all of a data set and say what is there and what is wrong: missing, damaged or foreign files, counts, checksums."""
-    from rich.console import Console
     from rich.table import Table
 
     from letkd.data.check import check_data
+    from letkd.progress import plain, show
 
     parts = check_data(name, None if root is None else root.expanduser(), workers=workers)
     table = Table(title=f"{name}" + (f" in {root}" if root else ""), title_justify="left")
@@ -60,10 +60,10 @@ def check(
             f"{part.passed_over:,}",
             f"{len(part.wrong):,}",
         )
-    Console().print(table)
+    show(table)
     wrong = [sentence for part in parts for sentence in part.wrong]
     for sentence in wrong[:SHOWN]:
-        print(sentence)
+        print(plain(sentence))
     if len(wrong) > SHOWN:
         print(f"… and {len(wrong) - SHOWN:,} more")
     if wrong:

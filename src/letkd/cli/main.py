@@ -28,6 +28,7 @@ from letkd.cli import (
 )
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.memory import keep_large_blocks
+from letkd.progress import plain
 
 _debug = False
 app = typer.Typer(
@@ -115,7 +116,7 @@ def _told(error: Exception) -> tuple[str, int]:
 
 
 def _say(sentence: str) -> None:
-    print(f"letkd: {' '.join(sentence.splitlines())}", file=sys.stderr)
+    print(f"letkd: {plain(' '.join(sentence.splitlines()))}", file=sys.stderr)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

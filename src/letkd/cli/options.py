@@ -50,6 +50,13 @@ Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
 ]
 
+TrustFile = Annotated[
+    bool, typer.Option("--trust", help="Open a .pt2 file, although opening it can run any code that is in it.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, max=1e6, help="Seconds that opening an .onnx or .pt2 file, or a batch, may take.")
+]
+
 
 def recipe_from(
     cell: str | None,

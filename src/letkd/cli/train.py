@@ -60,9 +60,8 @@ def train(
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 
-    from rich.console import Console
-
     from letkd.processes import rank
+    from letkd.progress import show
     from letkd.report.tables import Row, as_rich
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
@@ -73,5 +72,5 @@ def train(
         results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every)
     if rank():
         return
-    Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
+    show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
     print(f"run folder: {folder}")

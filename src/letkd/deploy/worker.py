@@ -1,7 +1,7 @@
 """The process that opens one model file and runs it on batches of images; `letkd.deploy.process` starts it and talks to it.
 
-It is run as a script and imports nothing of letkd, so that an ONNX file is ready without importing torch. It may not write files, its
-memory and processor time are limited, and it ends with the process that started it.
+It is run as a script and imports nothing of letkd, so that an ONNX file is ready without importing torch. What it may
+write, its memory and its processor time are limited, and it ends with the process that started it.
 """
 
 import io
@@ -91,6 +91,10 @@ def open_program(content: bytes, threads: int) -> Opened:
 
 
 OPEN = {".onnx": open_onnx, ".pt2": open_program}
+LARGEST_FILE = {
+    ".onnx": 0,
+    ".pt2": 2**20,
+}  # bytes that may be written; importing torch writes a few, to find a folder for its own
 
 
 def has_external_data(content: bytes) -> bool:
@@ -161,13 +165,13 @@ def _exactly(stream: IO[bytes], n: int) -> bytes:
     return content
 
 
-def set_limits(memory: int) -> None:
-    """No files written, no core dumps, and no more memory than given, where the system has such limits."""
+def set_limits(memory: int, largest_file: int) -> None:
+    """No files written beyond a size, no core dumps, and no more memory than given, where the system has such limits."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    for kind, most in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory)):
+    for kind, most in ((resource.RLIMIT_FSIZE, largest_file), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory)):
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
@@ -202,7 +206,7 @@ def answer(questions: IO[bytes], answers: IO[bytes]) -> None:
     """Open the file that the first message names, then answer each batch of images with logits, until there are no more."""
     head, _ = receive(questions, 0)
     threading.Thread(target=end_with, args=(head["parent"],), daemon=True).start()
-    set_limits(head["memory"])
+    set_limits(head["memory"], LARGEST_FILE[head["kind"]])
     allow_seconds(head["seconds"])
     try:
         with open(head["path"], "rb") as file:
