@@ -64,13 +64,13 @@ def show(
     quick: bool = False,
 ) -> None:
     """Run the comparison, print the table and keep it as `table.md` beside the runs."""
-    from rich.console import Console
 
     from letkd.files import write_whole
+    from letkd.progress import show
     from letkd.report.tables import as_markdown, as_rich
     from letkd.train.trials import compare as run
 
     rows = run(pair, methods, folder, trials=trials, settings=settings, teacher_weights=teacher_weights, quick=quick)
     write_whole(folder / "table.md", as_markdown(rows).encode())
-    Console().print(as_rich(rows, title))
+    show(as_rich(rows, title))
     print(f"run folder: {folder}")
