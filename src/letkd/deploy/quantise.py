@@ -28,7 +28,7 @@ QUANTISED = ["Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool"]
 
 @dataclass(frozen=True)
 class Quantised:
-    """What INT8 changed: accuracy in per cent on the test split, seconds by batch size and bytes, each before and after."""
+    """What INT8 changed: accuracy in per cent on the test split, seconds by batch size, and bytes, each before and after."""
 
     accuracy: tuple[float, float]
     seconds: dict[int, tuple[float, float]]

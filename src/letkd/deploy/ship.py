@@ -15,6 +15,7 @@ from letkd.deploy.source import Source, images_at
 from letkd.deploy.speed import interleaved
 from letkd.errors import CheckpointError, ExportError
 from letkd.files import must_be_utf8, sweep, write_whole
+from letkd.progress import say
 from letkd.student import read_header, save_student
 
 SUFFIXES = {"safetensors": ".safetensors", **{name: form.suffix for name, form in FORMATS.items()}}
@@ -86,6 +87,8 @@ def ship(
     if far:
         raise ExportError(f"the exported student's logits differ from the student's by {', '.join(far)}; nothing was written")
     quantised = None
+    if int8 and "real" not in images:
+        raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; leave --size out")
     if int8 and content is not None and source.data is not None:
         small = quantise(content, facts, calibration_images(source.data.train))
         quantised = measure(content, small, source.data.test)
@@ -96,6 +99,10 @@ def ship(
     sweep(path.parent, name=path.name)
     _write(source, student, content, facts, path)
     return Shipment(path, facts, folded, differences, seconds, quantised)
+
+
+def _text(size: tuple[int, int]) -> str:
+    return "x".join(map(str, size))
 
 
 def _seconds(runner: Runner, images: torch.Tensor) -> dict[int, float]:
@@ -145,7 +152,12 @@ def _images(source: Source, facts: Facts) -> dict[str, torch.Tensor]:
     found = {"random": random_images(facts.size)}
     if source.data is not None:
         split = source.data.val if len(source.data.val) else source.data.train
-        found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))
+        if "height" not in facts.dynamic and split.image_size != facts.size:
+            say(
+                f"compared on random images alone: the file takes {_text(facts.size)} and the data's are {_text(split.image_size)}"
+            )
+        else:
+            found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))
     return found
 
 
