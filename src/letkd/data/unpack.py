@@ -1,5 +1,6 @@
 """Archives unpacked into one folder and nowhere else, whole or not at all."""
 
+import gzip
 import lzma
 import os
 import shutil
@@ -9,13 +10,16 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from letkd.errors import DataError
 from letkd.progress import bar
 
 CHUNK = 1 << 20
+LARGEST_READ = 4 * CHUNK  # of headers, which are read at once
+SLACK = 32 * CHUNK  # headers, and what archives are filled up with
 Entry = tuple[str, int, IO[bytes] | None]  # name, announced length, content; no content for a folder
 
 
@@ -33,7 +37,7 @@ def unpack(archive: Path, root: Path, *, folder: str, limit: int, files: int) ->
     if home.exists():
         raise DataError(f"{home} is there already; remove it to unpack {archive.name} again")
     beside = root / f".{folder}.{uuid.uuid4().hex}.tmp"
-    entries = _zip(archive) if archive.suffix == ".zip" else _tar(archive)
+    entries = _zip(archive) if archive.suffix == ".zip" else _tar(archive, limit)
     try:
         beside.mkdir(parents=True)
         with bar(f"unpacking {archive.name}", None) as tick:
@@ -81,8 +85,42 @@ def _write(archive: Path, name: str, target: Path, content: IO[bytes], length: i
         raise DataError(f"{archive} holds {name[:100]!r}, which is shorter than it says: download it again")
 
 
-def _tar(archive: Path) -> Iterator[Entry]:
-    with tarfile.open(archive, "r:*") as found:
+class _Bounded:
+    """What an archive decompresses to, up to a length; one that is longer, or has a header of megabytes, is refused."""
+
+    def __init__(self, stream: Any, archive: Path, limit: int):
+        self.stream, self.archive, self.limit = stream, archive, limit + SLACK
+
+    def read(self, size: int = -1) -> bytes:
+        found = self.stream.read(size) if 0 <= size <= LARGEST_READ else b""
+        if self.stream.tell() > self.limit or not 0 <= size <= LARGEST_READ:
+            raise DataError(f"{self.archive} would unpack to more bytes than it may have: refused")
+        return found
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or place > self.limit:
+            raise DataError(f"{self.archive} would unpack to more bytes than it may have: refused")
+        return self.stream.seek(place)
+
+    def tell(self) -> int:
+        return self.stream.tell()
+
+
+@contextmanager
+def open_tar(archive: Path, *, limit: int) -> Iterator[tarfile.TarFile]:
+    """A `.tar.gz` file.
+
+    Args:
+        limit: bytes that its files may have together. Nothing is decompressed much beyond it; read files in pieces of `CHUNK`.
+    """
+    with gzip.open(archive, "rb") as stream:
+        bounded: Any = _Bounded(stream, archive, limit)
+        with tarfile.open(fileobj=bounded, mode="r:") as found:
+            yield found
+
+
+def _tar(archive: Path, limit: int) -> Iterator[Entry]:
+    with open_tar(archive, limit=limit) as found:
         for member in found:
             name = member.name.removeprefix("./")
             if member.isdir() and name in ("", "."):
