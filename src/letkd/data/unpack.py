@@ -1,8 +1,10 @@
 """Archives unpacked into one folder and nowhere else, whole or not at all."""
 
+import glob
 import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -10,12 +12,17 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from letkd.errors import DataError
 from letkd.progress import bar
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
 CHUNK = 1 << 20
 LARGEST_READ = 4 * CHUNK  # of headers, which are read at once
@@ -36,11 +43,12 @@ def unpack(archive: Path, root: Path, *, folder: str, limit: int, files: int) ->
     home = root / folder
     if home.exists():
         raise DataError(f"{home} is there already; remove it to unpack {archive.name} again")
+    sweep_unpacked(root, folder)
     beside = root / f".{folder}.{uuid.uuid4().hex}.tmp"
     entries = _zip(archive) if archive.suffix == ".zip" else _tar(archive, limit)
     try:
         beside.mkdir(parents=True)
-        with bar(f"unpacking {archive.name}", None) as tick:
+        with _held(beside), bar(f"unpacking {archive.name}", None) as tick:
             for count, (name, length, content) in enumerate(entries, start=1):
                 target = beside / _inside(archive, name, folder)
                 if count > files:
@@ -64,6 +72,28 @@ def unpack(archive: Path, root: Path, *, folder: str, limit: int, files: int) ->
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return home
+
+
+def sweep_unpacked(root: Path, folder: str) -> None:
+    """Remove what killed calls left of `folder`: our own names alone, no links, nothing that a running call holds."""
+    for left in root.glob(f".{glob.escape(folder)}.*.tmp") if fcntl else ():
+        if re.fullmatch(r"[0-9a-f]{32}", left.name.removeprefix(f".{folder}.").removesuffix(".tmp")):
+            with suppress(OSError), _held(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """A lock on the folder itself, which ends with the process; OSError if another has it, or if it is a link or no folder."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _inside(archive: Path, name: str, folder: str) -> PurePosixPath:
