@@ -16,6 +16,7 @@ from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, neares
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
+from letkd.reach import outputs_of, unreached
 from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
@@ -90,6 +91,7 @@ class Distiller(nn.Module):
         self.student = student
         self.methods = nn.ModuleList(methods)
         self.checks = checks
+        self._proven: set[str] = set()
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
             method.fused = fused
@@ -167,7 +169,8 @@ class Distiller(nn.Module):
 
     def forward(self, batch: Any) -> Step:
         batch = Batch.of(batch)
-        output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
+        with outputs_of(self.student, self._unproven()) as grafted:
+            output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             _check_labels(batch.y, logits.shape[1])
@@ -180,7 +183,28 @@ class Distiller(nn.Module):
         # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
         if self.checks and not _all_finite([loss, *view.teacher.values()]):
             raise NonFiniteError(_first_non_finite(view, terms))
+        self._prove(loss, grafted)
         return Step(loss, terms, logits)
+
+    def _unproven(self) -> list[str]:
+        """Grafted layers of which it is to be shown that what they give reaches the loss: at the first step that trains them."""
+        if (
+            not (self.checks and self.training and torch.is_grad_enabled() and self.weights["ce"])
+            or torch.compiler.is_compiling()
+        ):
+            return []
+        layers = {path: term for method in self._active for path, term in method.grafted().items()}
+        left = [path for path, term in layers.items() if path not in self._proven and self.weights[term]]
+        return [path for path in left if any(p.requires_grad for p in self.student.get_submodule(path).parameters())]
+
+    def _prove(self, loss: Tensor, grafted: Mapping[str, Tensor]) -> None:
+        if grafted and (lost := unreached(loss, grafted)):
+            raise TapError(
+                f"the KD layer at {lost[0]!r} of the student {type(self.student).__name__} does nothing: the loss does not depend on what "
+                "it gives, so its ν and BN get no gradient. The place is in a side branch, or what follows is detached; name a tap "
+                "whose output reaches the logits (`letkd taps` lists the modules)"
+            )
+        self._proven |= grafted.keys()
 
     def _methods(self) -> list[Method]:
         return [method for method in self.methods if isinstance(method, Method)]
