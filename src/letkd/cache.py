@@ -5,8 +5,9 @@ time, so it is computed once, when the view is first shown, and read from then o
 
 - p_T of a site (QUEST, letKD): of every pixel the labels above 1e-4 of its largest, scaled to sum to one; numbers in 16 bits,
   probabilities in half precision (a relative error of 2^-11 at most). Sub-class decisions are one number a pixel, exact.
-- logits and pooled features (KD, DKD, CRD): in single precision, exact for a run in single precision.
-- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, SimKD) are not served, and told so.
+- logits and pooled features (KD, DKD, DIST, CRD, SRD): in single precision, exact for a run in single precision.
+- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD) are not served, and told so; nor is
+  MLKD, which needs two views per step.
 
 A shard is a function of teacher, data, view and settings alone, whose fingerprint names its folder: not of the run, its seed, its
 order or its processes. So runs share it, and a run has the same numbers whether it made the shards or found them.
@@ -27,7 +28,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from letkd.batch import Batch
-from letkd.data.loader import VIEW_BATCH, VIEWS, Loader
+from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
 from letkd.errors import DataError, NonFiniteError
 from letkd.files import write_whole
 from letkd.methods.base import Fitting
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from letkd.distiller import Distiller
 
 FORMAT = "letkd-cache-1"
-SHARD = 32 * VIEW_BATCH  # images of a shard
+SHARD = 32 * EVAL_BATCH  # images of a shard
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,13 @@ class TeacherCache:
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
         loader = self.loader
         shared = {
-            "format": f"{FORMAT}, {SHARD} images a shard, {VIEW_BATCH} at a time, views {VIEWS}",
+            "format": f"{FORMAT}, {SHARD} images a shard, {eval_batch(loader.split.image_size)} at a time, views {VIEWS}",
             "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {cast}",
             "images": f"{loader.split.fingerprint()} mean {list(loader.mean)} std {list(loader.std)}",
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",
         }
+        if self.distiller.teacher_input is not None:
+            shared |= {"teacher's input": str(seen)} if (seen := self.distiller.teacher_input.differences()) else {}
         return {
             name: json.dumps({**shared, "item": name, **item.origin(self.distiller)}, sort_keys=True)
             for name, item in self._items().items()

@@ -39,12 +39,13 @@ def save_student(student: nn.Module, path: str | Path, *, model: str, num_classe
     save_weights(student, path, {"letkd": json.dumps(header)})
 
 
-def load_student(path: str | Path, *, model: str | None = None) -> nn.Module:
+def load_student(path: str | Path, *, model: str | None = None, num_classes: int | None = None) -> nn.Module:
     """Open what `save_student` wrote: build the network, change it as the methods did, load the weights; in eval mode.
 
     Args:
         model: the network by the name that `create_model` knows it by, where it is none of the zoo: the file says its name, too,
             but code is not run because a file says so.
+        num_classes: for another number of classes than the file's; the classifier is then freshly initialised, and a line names it.
 
     Examples:
         >>> import tempfile
@@ -54,19 +55,33 @@ def load_student(path: str | Path, *, model: str | None = None) -> nn.Module:
         torch.Size([1, 3])
     """
     header = read_header(path)
-    name, num_classes = model or header["model"], header["num_classes"]
+    name, C = model or header["model"], header["num_classes"]
     if model is None and name not in list_models():
         raise CheckpointError(
             f"{path} holds the network {name!r}, which is none of the zoo, and code is not run because a file names it; where you "
             f"trust it, say so with load_student(path, model={name!r}) or --student {name!r}"
         )
+    if num_classes not in (None, C) and any(change["layer"] == FrozenLinear.__name__ for change in header["changes"]):
+        raise CheckpointError(
+            f"{path} predicts its {C} classes by a teacher's classifier, which cannot be replaced by one for {num_classes}; start from "
+            "other weights"
+        )
     shapes = _shapes(path)
     if name in list_models():
         with torch.device("meta"):  # no memory is taken before the sizes in the header are known to be those of the tensors
-            _must_fit(_change(create_model(name, num_classes=num_classes), header, shapes, path), shapes, path)
-    student = _change(create_model(name, num_classes=num_classes), header, shapes, path)
-    load_weights(student, path)
+            _must_fit(_change(create_model(name, num_classes=C), header, shapes, path), shapes, path)
+    student = _change(create_model(name, num_classes=num_classes or C), header, shapes, path)
+    load_weights(student, path, num_classes=num_classes)
     return student.eval()
+
+
+def is_student_file(path: str | Path) -> bool:
+    """Whether `save_student` wrote a file; plain weights have no header of ours."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "letkd" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -77,7 +92,9 @@ def read_header(path: str | Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no student file: {error}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no student file of letkd; for plain weights name the network with --student")
+        raise CheckpointError(
+            f"{path} is no student file of letkd; plain weights are evaluated by `letkd eval FILE --student MODEL`"
+        )
     expected = {"model": str, "num_classes": int, "changes": list}
     wrong = [key for key, kind in expected.items() if not _is(header.get(key), kind)]
     wrong = wrong or [f"changes[{i}]{why}" for i, change in enumerate(header["changes"]) if (why := _wrong_in(change))]

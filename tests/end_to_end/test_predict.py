@@ -111,16 +111,17 @@ def test_wrong_names_are_told(letkd, models, folder, tmp_path, model, image, say
 
 
 def test_images_come_as_in_evaluation(tmp_path):
-    """The shorter side scaled, the centre cut out; a size that is not square is filled."""
+    """Scaled until it covers the size, the centre cut out."""
     wide = np.zeros((10, 30, 3), np.uint8)
     wide[:, 10:20] = 255
     path = tmp_path / "wide.png"
     Image.fromarray(wide).save(path)
-    assert (read_image(path, Facts(num_classes=2, size=(10, 10))) == 255).all()
+    assert (read_image(path, Facts(num_classes=2, size=(10, 10), resize=10)) == 255).all()
     assert read_image(path, Facts(num_classes=2)).shape == (3, 10, 30)
-    assert read_image(path, Facts(num_classes=2, size=(4, 6))).shape == (3, 4, 6)
+    assert torch.equal(read_image(path, Facts(num_classes=2, size=(10, 30))), as_tensor(Image.fromarray(wide)))
+    assert torch.equal(read_image(path, Facts(num_classes=2, size=(4, 6))), as_tensor(centred(Image.fromarray(wide), (4, 6))))
     large = read_image(path, Facts(num_classes=2, size=(10, 10), resize=40))
-    assert torch.equal(large, as_tensor(centred(Image.fromarray(wide), 10, 40)))
+    assert torch.equal(large, as_tensor(centred(Image.fromarray(wide), (10, 10), 40)))
 
 
 def test_facts_come_back_and_false_ones_do_not():

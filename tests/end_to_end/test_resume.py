@@ -20,7 +20,7 @@ from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.train.checkpoint import NAME, PREVIOUS
+from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.train.stop import polite_stop
 
 HERE = Path(__file__).parent
@@ -96,7 +96,9 @@ def stopped_after(steps: int, monkeypatch):
     monkeypatch.setattr(loop._Run, "_heed", counted)
 
 
-@pytest.mark.parametrize(("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7)])
+@pytest.mark.parametrize(
+    ("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7), ("mlkd", 4), ("reviewkd", 5)]
+)
 def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, teacher, tmp_path, monkeypatch):
     recipe = recipe_for(method, teacher)
     loop.train(recipe, tmp_path / "whole")

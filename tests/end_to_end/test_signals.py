@@ -80,9 +80,9 @@ STAGES = {
     "caching": ("letkd.cache.checksum", 1),
     "caching the second view": ("letkd.cache.checksum", 5),
     "training": ("torch.optim.SGD.step", 2),
-    "evaluating on the validation split": ("letkd.train.evaluate.as_logits", 1),
-    "evaluating on the test split": ("letkd.train.evaluate.as_logits", 4),
-    "writing a checkpoint": ("letkd.train.checkpoint.write_whole", 1),
+    "evaluating on the validation split": ("letkd.runs.evaluate.as_logits", 1),
+    "evaluating on the test split": ("letkd.runs.evaluate.as_logits", 4),
+    "writing a checkpoint": ("letkd.runs.checkpoint.write_whole", 1),
 }
 
 
@@ -124,7 +124,7 @@ def finished(whole, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        (["eval", "run"], "letkd.train.evaluate.as_logits"),
+        (["eval", "run"], "letkd.runs.evaluate.as_logits"),
         (["report", "run"], "matplotlib.figure.Figure.savefig"),
         (["export", "run", "--to", "safetensors"], "letkd.deploy.ship.fold_student"),
         (["predict", "run/student.safetensors", "cat.png"], "PIL.Image.open"),

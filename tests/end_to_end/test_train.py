@@ -12,9 +12,9 @@ from letkd.distiller import Distiller
 from letkd.errors import DataError, NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
+from letkd.runs.checkpoint import NAME
+from letkd.runs.evaluate import evaluate
 from letkd.student import load_student
-from letkd.train.checkpoint import NAME
-from letkd.train.evaluate import evaluate
 from letkd.train.trials import run_trials
 from tests.conftest import a_net
 
@@ -218,7 +218,7 @@ def test_a_mask_of_infinities_is_no_divergence():
 def test_no_test_images_are_told_before_anything_is_written(tmp_path, monkeypatch):
     read = loop.read_data
     monkeypatch.setattr(loop, "read_data", lambda recipe: dataclasses.replace(d := read(recipe), test=d.test.subset(NONE)))
-    with pytest.raises(DataError, match="digits has no test images, so a run would have nothing to report"):
+    with pytest.raises(DataError, match="digits has no test images, and a run reports the accuracy on them"):
         loop.train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

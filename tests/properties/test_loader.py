@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from letkd.data import Augment, CropFlip, Loader, ResizedCropFlip, RotateFlip, Split
+from letkd.data import Augment, CropFlip, Loader, ResizedCropFlip, RotateFlip, Split, Strong
 from letkd.data.base import stratified
 from letkd.data.loader import normalise
 from letkd.errors import DataError
@@ -255,3 +255,39 @@ def test_stratified_takes_its_count_of_every_class_and_smaller_draws_lie_in_larg
     for c, n in zip(*labels.unique(return_counts=True), strict=True):
         assert int(small[labels == c].sum()) == int(shares[0] * int(n))
     assert bool((large | ~small).all())
+
+
+# ------------------------------------------------------------------------------------------------ second views
+
+
+@settings(deadline=None, max_examples=25)
+@given(n=st.integers(6, 40), b=st.integers(3, 9), seed=seeds, epoch=epochs, world=st.integers(1, 3), start=st.integers(0, 3))
+def test_a_second_view_is_drawn_apart_and_resumed_and_shared_like_the_first(n, b, seed, epoch, world, start):
+    crop = CropFlip(pad=2)
+    options = {"seed": seed, "shuffle": True, "augment": crop}
+    alone, whole = batches(n, b, epoch, **options), batches(n, b, epoch, **options, second=Strong(crop))
+    assert same(alone, whole), "the first view changed"
+    parts = [batches(n, b, epoch, **options, second=Strong(crop), rank=rank, world=world) for rank in range(world)]
+    for k, batch in enumerate(whole):
+        assert batch.second.shape == batch.x.shape
+        assert torch.equal(torch.cat([part[k].second for part in parts]), batch.second)
+    loader = Loader(a_split(n), b, mean=MEAN, std=STD, **options, second=Strong(crop))
+    start = min(start, len(loader))
+    loader.set_epoch(epoch, start)
+    rest = list(loader)
+    assert same(rest, whole[start:])
+    assert all(torch.equal(one.second, two.second) for one, two in zip(rest, whole[start:], strict=True))
+
+
+def test_a_second_view_drawn_like_the_first_is_of_the_same_images_and_another():
+    views = [batches(40, 40, epoch, augment=CropFlip(pad=3), second=CropFlip(pad=3))[0] for epoch in (1, 2)]
+    plain = batches(40, 40, second=Augment())[0]
+    assert torch.equal(plain.second, plain.x)
+    for batch in views:
+        assert not torch.equal(batch.second, batch.x)
+    assert not torch.equal(views[0].second, views[1].second)
+
+
+def test_fixed_views_and_a_second_view_are_refused():
+    with pytest.raises(DataError, match="fixed views and a second view"):
+        batches(8, 4, views=2, second=Augment())

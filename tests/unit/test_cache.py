@@ -12,7 +12,7 @@ from letkd.cache import SHARD, TeacherCache
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller import Distiller
 from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError
-from letkd.methods import AT, CRD, DKD, KD, SP, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
+from letkd.methods import AT, CRD, DIST, DKD, KD, SP, SRD, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.supervision.labels import Entries, Rows, few
 from tests.conftest import SIZE, C, a_distiller, a_teacher, same_state, steps
@@ -37,6 +37,7 @@ def fitted(method: Method | list[Method], loader: Loader, **options) -> Distille
 METHODS = {
     "kd": lambda: KD(),
     "dkd": lambda: DKD(warmup=1),
+    "dist and srd": lambda: [DIST(), SRD()],
     "crd": lambda: CRD(8, 4),
     "tdd": lambda: TDD(("stage2", "stage3")),
     "quest": lambda: quest(6),
@@ -52,7 +53,7 @@ METHODS = {
 def test_losses_and_a_short_runs_weights_are_those_of_the_teacher_on_the_same_views(name, fused, tmp_path):
     """Half precision and labels below 1e-4 of the largest are all that differs: 1e-3 of the loss, exact for vectors."""
     ends, losses = [], []
-    exact = name in ("kd", "dkd", "crd", "tdd", "crd and kd")
+    exact = name in ("kd", "dkd", "dist and srd", "crd", "tdd", "crd and kd")
     for cached in (False, True):
         loader = a_loader()
         distiller = fitted(METHODS[name](), loader, fused=fused)

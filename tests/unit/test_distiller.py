@@ -315,9 +315,11 @@ def test_a_gradient_that_is_zero_at_first_is_one(fused):
 
 def test_the_way_to_the_loss_is_looked_for_once():
     distiller = a_distiller(letkd2(6, 2)).fit(a_stream())
-    assert len(distiller._unproven()) == 2
     with torch.no_grad():
         distiller(a_stream()[0])  # no graph, no verdict
-    assert len(distiller._unproven()) == 2
+    assert not distiller._reach.proven
     distiller(a_stream()[0])
-    assert distiller._unproven() == []
+    assert distiller._reach.proven == {"last.0.kd_intermediate", "last.kd_penultimate"}
+    with distiller._reach.watch(distiller.student, distiller._trained_layers()) as seen:
+        distiller.student(a_stream()[0].x)
+    assert not seen

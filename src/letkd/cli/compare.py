@@ -16,26 +16,30 @@ def compare(
     data: Annotated[
         str | None, typer.Option(help="Instead of a pair: the first one of this data set.", show_default=False)
     ] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated rows of the table, or all.")] = "all",
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated rows of the table, or groups of them: paper, modern, all.")
+    ] = "all",
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
     """Teach the same student by several methods and print one table. Stopped half-way, the same command goes on."""
-    from letkd.recipes import list_methods, list_pairs
-    from letkd.report.paper import place
+    from letkd.recipes import list_pairs, resolve_with_sources
+    from letkd.report.paper import named_methods
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
         if pair is None:
             raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
-    every = sorted((name for name in list_methods() if name != "teacher"), key=place)  # as the paper's tables have them
-    rows = every if methods == "all" else methods.split(",")
     folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    rows = named_methods(methods)
+    for method in () if trust else rows:
+        o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
     show(
         pair,
         rows,

@@ -27,23 +27,32 @@ def evaluate(
         str | None, typer.Option(metavar="R,G,B", help="Normalisation that the weights know.", show_default="the data set's")
     ] = None,
     std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Likewise.", show_default="the data set's")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIDE|HxW",
+            help="Size that image files are scaled and cropped to.",
+            show_default="the weights' own, then the network's",
+        ),
+    ] = None,
 ) -> None:
     """Evaluate a student on a split of its data set, or of another with the same classes; or any network: `letkd eval resnet56_a
     --weights resnet56.safetensors --data cifar10 --root FOLDER`.
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from letkd.train.students import evaluate_network, evaluate_student
 
-    normalisation = {"mean": o.numbers(mean, "--mean"), "std": o.numbers(std, "--std")}
+    view = {"mean": o.numbers(mean, "--mean"), "std": o.numbers(std, "--std"), "size": o.size(size)}
     if weights is not None:
         if student is not None:
             raise RecipeError(f"{what!r} and --student {student!r} both name a network; name one")
-        accuracy = evaluate_network(what, weights, data=data, root=root, split=split, **normalisation)
+        accuracy = evaluate_network(what, weights, data=data, root=root, split=split, **view)
     else:
-        accuracy = evaluate_student(Path(what), data=data, root=root, split=split, student=student, **normalisation)
-    table = Table(title=what, title_justify="left")
+        accuracy = evaluate_student(Path(what), data=data, root=root, split=split, student=student, **view)
+    table = Table(title=Text(what), title_justify="left")
     for name in ("split", "top-1 (%)", "top-5 (%)", "loss", "images"):
         table.add_column(name, justify="right")
     table.add_row(split, f"{accuracy.top1:.2f}", f"{accuracy.top5:.2f}", f"{accuracy.loss:.4f}", f"{accuracy.n:,}")

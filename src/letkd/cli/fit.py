@@ -18,6 +18,7 @@ def fit(
     student: o.Student = None,
     student_tap: o.StudentTap = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     out: o.Out = None,
     force: Annotated[bool, typer.Option("--force", help="Fit even if a fitted file matches.")] = False,
 ) -> None:
@@ -33,10 +34,13 @@ def fit(
         student=student,
         student_tap=student_tap,
         settings=settings,
+        trust=trust,
     )
-    folder = o.run_folder(out, cell, recipe) / "supervision"
-
+    from letkd.files import refuse_links, tidy
+    from letkd.runs.folder import RunFolder
     from letkd.train import build
+
+    folder = RunFolder(o.run_folder(out, cell, recipe)).supervision
 
     images = build.read_data(recipe)
     distiller = build.build_distiller(recipe, images)
@@ -44,5 +48,7 @@ def fit(
     if not any(part.supervision.fitted_buffers for part in parts.values()):
         print(f"{recipe.title or 'this recipe'} has nothing to fit")
         return
+    refuse_links(folder)
+    tidy(folder)
     build.fit(distiller, recipe, images, folder, force=force)
     print(f"fitted supervision: {folder}")

@@ -27,7 +27,17 @@ Root = Annotated[
 ]
 MODEL = "Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable."
 Teacher = Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default=False)]
-TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
+TeacherWeights = Annotated[
+    Path | None,
+    typer.Option(
+        help="The teacher's weights (safetensors, .pth, or a folder of transformers); `own` if its callable loads them.",
+        show_default=False,
+    ),
+]
+StudentWeights = Annotated[
+    Path | None,
+    typer.Option(help="Weights to start from; a classifier of other classes is trained from the start.", show_default=False),
+]
 TeacherTap = Annotated[
     list[str] | None,
     typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
@@ -37,9 +47,22 @@ StudentTap = Annotated[
     list[str] | None,
     typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
 ]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings of training: paper, fast (few epochs, a rate that falls to zero) or finetune (pre-trained students).",
+        show_default="paper",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that a recipe file of yours names as file.py:callable or package.module:callable."
+    ),
 ]
 Quick = Annotated[
     bool,
@@ -63,10 +86,17 @@ def recipe_from(
     student: str | None,
     student_tap: list[str] | None,
     settings: list[str] | None,
+    preset: str | None = None,
+    student_weights: Path | None = None,
     quick: bool = False,
+    trust: bool = False,
     **more: Any,
 ) -> "Recipe":
-    """The recipe that a command line means."""
+    """The recipe that a command line means.
+
+    Args:
+        trust: a recipe file may name code to run; without it, only the command line may.
+    """
     from letkd.progress import say
     from letkd.recipes import resolve_with_sources, scaling
 
@@ -77,14 +107,35 @@ def recipe_from(
         "teacher.weights": None if teacher_weights is None else str(teacher_weights),
         "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
         "student.model": student,
+        "student.weights": None if student_weights is None else str(student_weights),
         "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    recipe, sources = resolve_with_sources(cell, method=method, overrides=given, settings=settings or [], quick=quick)
+    recipe, sources = resolve_with_sources(
+        cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick
+    )
+    if not trust:
+        refuse_code(cell, recipe, sources)
     if (line := scaling(recipe, sources)) is not None:
         say(line)
     return recipe
+
+
+def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> None:
+    """Stop if a recipe file, not the command line, names code that would run."""
+    networks = {"student.model": recipe.student, "teacher.model": recipe.teacher}
+    by_file = {key for key, source in sources.items() if source == cell or source.startswith(f"{cell}, rows.")}
+    named = [table.model for key, table in networks.items() if table is not None and key in by_file and ":" in table.model]
+    if not named:
+        return
+    from letkd.models.base import is_code
+
+    if code := [name for name in named if is_code(name)]:
+        raise RecipeError(
+            f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it, and add --trust if you trust "
+            "it, or name the network on the command line"
+        )
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
@@ -100,6 +151,16 @@ def numbers(text: str | None, option: str) -> list[float] | None:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
         raise RecipeError(f"{option} {text!r}: write numbers with commas between them, as in 0.485,0.456,0.406") from None
+
+
+def size(text: str | None) -> int | tuple[int, int] | None:
+    """`--size 32` or `--size 48x64` (height x width)."""
+    from letkd.recipes.schema import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise RecipeError(f"--size {text!r:.100}: {error}") from None
 
 
 def image_size(text: str) -> tuple[int, int, int]:

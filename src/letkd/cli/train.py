@@ -17,6 +17,7 @@ def train(
     teacher_tap: o.TeacherTap = None,
     student: o.Student = None,
     student_tap: o.StudentTap = None,
+    student_weights: o.StudentWeights = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
@@ -24,7 +25,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
+    preset: o.Preset = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
@@ -55,7 +58,10 @@ def train(
         teacher_tap=teacher_tap,
         student=student,
         student_tap=student_tap,
+        preset=preset,
+        student_weights=student_weights,
         settings=settings,
+        trust=trust,
         quick=quick,
         **{
             "train.epochs": epochs,
@@ -69,7 +75,8 @@ def train(
     from rich.console import Console
 
     from letkd.processes import rank
-    from letkd.report.tables import Row, as_rich
+    from letkd.report.tables import as_rich
+    from letkd.runs.results import Row
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
 

@@ -5,6 +5,7 @@ from letkd.data.augment import Augment, CropFlip, ResizedCropFlip, RotateFlip
 from letkd.data.base import AnySplit, Dataset, Split, load_data
 from letkd.data.files import FileSplit
 from letkd.data.loader import Loader
+from letkd.data.strong import Strong
 
 __all__ = [
     "AnySplit",
@@ -16,5 +17,6 @@ __all__ = [
     "ResizedCropFlip",
     "RotateFlip",
     "Split",
+    "Strong",
     "load_data",
 ]

@@ -120,8 +120,8 @@ class Augment:
         """The random numbers of the next `b` images: tensors of `b` rows."""
         return ()
 
-    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
-        """A decoded file as an image of `size` x `size`: here the view of evaluation. The draws are its own rows."""
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
+        """A decoded file as an image of height and width `size`: here the view of evaluation. The draws are its own rows."""
         return centred(picture, size, resize)
 
     def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
@@ -224,8 +224,8 @@ class ResizedCropFlip(Augment):
         place = torch.rand(b, 2, generator=generator, dtype=torch.float64)
         return shape, place, _coins(b, generator, self.flip)
 
-    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
-        return self._cut(picture, (size, size), *draws)
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
+        return self._cut(picture, (size[1], size[0]), *draws)
 
     def _cut(self, picture: Image.Image, size: tuple[int, int], shape: Tensor, place: Tensor, flip: Tensor) -> Image.Image:
         box = resized_crop_box(*picture.size, shape, place, scale=self.scale, ratio=self.ratio)

@@ -24,7 +24,8 @@ class Facts:
         mean: of each channel, where 0 is black and 1 is white; None where nobody knows.
         std: likewise.
         size: height and width of the images it was trained on.
-        resize: what a picture's shorter side is scaled to before `size` is cut from its centre; `size` itself where None.
+        resize: what a picture's shorter side is scaled to before `size` is cut from its centre; if None, 8/7 of `size`, and a
+            picture that already has the size is left as it is.
         input: `uint8`: takes images as they are, RGB from 0 to 255, and normalises them itself; `normalised`: takes
             (image / 255 − mean) / std.
         dynamic: which of batch, height and width may differ from call to call.

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from jaxtyping import UInt8
-from PIL import Image
 from torch import Tensor
 
 from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
@@ -46,10 +45,7 @@ def read_image(path: Path, facts: Facts) -> UInt8[Tensor, "3 h w"]:
     picture = read_picture(path)
     if facts.size is None:
         return as_tensor(picture)
-    h, w = facts.size
-    if h == w:
-        return as_tensor(centred(picture, h, facts.resize or h))
-    return as_tensor(picture if picture.size == (w, h) else picture.resize((w, h), Image.Resampling.BILINEAR))
+    return as_tensor(centred(picture, facts.size, facts.resize))
 
 
 def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[Prediction]:

@@ -28,6 +28,7 @@ class QUEST(Method):
     paper: ClassVar[str] = "Jain et al., QUEST, 2020"
     loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site"
     formulae: ClassVar = (pixel_kl,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, sites: Sequence[Site]):
         super().__init__()

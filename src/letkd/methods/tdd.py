@@ -47,6 +47,7 @@ class TDD(Method):
     paper: ClassVar[str] = "Song et al., 2021"
     loss: ClassVar[str] = "cross-entropy with the teacher's class groups, at every stage"
     formulae: ClassVar = (group_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from letkd.errors import CheckpointError
 from letkd.files import write_whole
+from letkd.progress import say
 from letkd.taps import check_model
 
 SUM = "letkd_sha256"  # in the header of our own files: over tensors and the rest of the header
@@ -32,7 +33,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     return _without_prefix(_read(Path(path)))
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None = None) -> None:
     """Copy a weights file into a model: every tensor or, if anything is missing, left over or of another shape, none.
 
     Files from before BN counted its batches lack `num_batches_tracked`; the model then keeps its own.
@@ -40,6 +41,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Args:
         model: takes the values; its own types and devices stay.
         path: as `read_state_dict` reads it.
+        num_classes: the model's number of classes, if the file may hold another: a classifier of other classes then stays as it is
+            in the model, and a line names it.
     """
     check_model(model, hooks=False)
     own = _tensors(model)
@@ -50,6 +53,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     missing = [name for name in own if name not in state and name not in counters]
     unexpected = [name for name in state if name not in own and name not in counters]
     shared = [name for name in own if name in state]
+    if num_classes is not None and (heads := _other_heads(own, state, num_classes)):
+        say(f"{path}: {', '.join(sorted(heads))} has other classes and is trained from the start")
+        shared = [name for name in shared if name.rpartition(".")[0] not in heads]
     shapes = [
         f"{name} is {list(state[name].shape)} in the file and {list(own[name].shape)} in the model"
         for name in shared
@@ -74,6 +80,19 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     # Into the model's own dict, which carries the version marks of its layers: without them BN takes it for an old one.
     own.update((name, state[name]) for name in shared)
     model.load_state_dict(own)
+
+
+def _other_heads(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num_classes: int) -> set[str]:
+    """Modules whose weights differ from the file's in the number of classes alone."""
+    return {
+        name.rpartition(".")[0]
+        for name, tensor in own.items()
+        if name in state
+        and state[name].ndim > 0
+        and tensor.shape[:1] == (num_classes,)
+        and state[name].shape != tensor.shape
+        and state[name].shape[1:] == tensor.shape[1:]
+    }
 
 
 def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:

@@ -11,17 +11,16 @@ from letkd.errors import RunError
 from letkd.files import write_whole
 from letkd.models.weights import fingerprint
 from letkd.progress import say
+from letkd.runs.folder import RunFolder
 
-NAME = "inputs.json"
 
-
-def check_inputs(folder: Path, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:
+def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:
     """Keep the fingerprints of teacher and images in the run folder, or compare with those that it holds.
 
     Args:
         force: accept others, and keep their fingerprints from now on.
     """
-    path = folder / NAME
+    path = run.inputs
     now = {name: getattr(data, split).fingerprint() for name, split in SPLITS.items()}
     if distiller.teacher is not None:
         now["teacher"] = fingerprint(distiller.teacher)
@@ -31,10 +30,10 @@ def check_inputs(folder: Path, distiller: Distiller, data: Dataset, *, force: bo
             return
         if not force:
             raise RunError(
-                f"{folder} began with other inputs ({', '.join(changed)}); put back what it began with, choose another folder with --out, "
-                "or resume even so with --force"
+                f"{run.path} began with other inputs ({', '.join(changed)}); put them back, choose another folder with --out, or "
+                "resume even so with --force"
             )
-        say(f"{folder}: resumes with other inputs than it began with ({', '.join(changed)})")
+        say(f"{run.path}: resumes with other inputs than it began with ({', '.join(changed)})")
     write_whole(path, json.dumps(now, indent=1, sort_keys=True).encode())
 
 

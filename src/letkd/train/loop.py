@@ -14,25 +14,29 @@ from torch import Tensor, nn, optim
 
 from letkd.cache import TeacherCache
 from letkd.compiled import CompiledParts, check_device
-from letkd.data import Dataset, FileSplit, Loader
+from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
+from letkd.files import tidy
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, on_terminal, say
+from letkd.recipes.schedule import lr_factor, phase_at
 from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
+from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
+from letkd.runs.evaluate import Accuracy, judge
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Result
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
-from letkd.train.checkpoint import check_finite, load_checkpoint, save_checkpoint
-from letkd.train.evaluate import Accuracy, judge
 from letkd.train.inputs import check_inputs
 from letkd.train.launch import launch
-from letkd.train.optim import build_optimizer, lr_factor, phase_at, set_lr
-from letkd.train.runs import Result, RunFolder
+from letkd.train.optim import build_optimizer, set_lr
 from letkd.train.stop import Wish, polite_stop
+from letkd.train.teachers import measure_teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -48,6 +52,7 @@ class State:
     best_val: float | None = None
     best_val_epoch: int | None = None
     seconds: float = 0.0
+    teacher_top1: float | None = None
     precision: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,17 +85,18 @@ def train(
         check_device(fabric.device)
     data = read_data(recipe)
     if not len(data.test):
-        raise DataError(f"{data.name} has no test images, so a run would have nothing to report; add a test split")
+        raise DataError(f"{data.name} has no test images, and a run reports the accuracy on them; add a test split")
     fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
     for phase in recipe.phases:
         distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
     batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
+    shared = Path(supervision or run.supervision)
     with run.begin() if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
-            check_inputs(run.path, distiller, data, force=force)
+            tidy(shared)
+            check_inputs(run, distiller, data, force=force)
         wait_for_all()
-        shared = Path(supervision or run.path / "supervision")
         fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
             return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish).train()
@@ -129,6 +135,8 @@ class _Run:
         self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
         self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
         self.state = self._resume()
+        if self.state.teacher_top1 is None:
+            self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
         self.began = time.monotonic() - self.state.seconds
         self.saved, self.save_seconds = time.monotonic(), 60 * save_minutes
 
@@ -141,8 +149,11 @@ class _Run:
         sums = held.pop("sums")
         if len(sums) != self.fabric.world_size:  # other processes than before: the first takes over what all of them counted
             sums = [_added(sums)] + [{}] * self.fabric.world_size
-        state = State(**held, sums=sums[self.fabric.global_rank])
-        self.fabric.strategy.precision.load_state_dict(state.precision)
+        try:
+            state = State(**held, sums=sums[self.fabric.global_rank])
+            self.fabric.strategy.precision.load_state_dict(state.precision)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise CheckpointError(f"{self.run.last} holds a state of another letkd ({error}); choose another folder") from None
         if state.step:
             say(f"{self.run.path}: goes on in epoch {state.epoch}, after {state.step} of {self.steps} steps")
         else:
@@ -169,7 +180,7 @@ class _Run:
 
     def _board(self) -> AbstractContextManager[Board]:
         if self.fabric.is_global_zero:
-            return board(self.run.path / "tensorboard", self.state.epoch)
+            return board(self.run.tensorboard, self.state.epoch)
         return nullcontext(lambda row: None)
 
     def _epoch(self, tick: Any) -> float:
@@ -246,6 +257,7 @@ class _Run:
             raise Stopped(f"stopped {where}; run the same command again to resume")
 
     def _save(self) -> None:
+        self.run.must_be_there()
         self.state.seconds = time.monotonic() - self.began
         self.state.precision = self.fabric.strategy.precision.state_dict()
         state = {**asdict(self.state), "sums": objects_of_all(self.state.sums)}
@@ -264,10 +276,13 @@ class _Run:
         if held is not None and (state.best_val is None or held.top1 > state.best_val):
             state.best_val, state.best_val_epoch = held.top1, state.epoch
             if self.fabric.is_global_zero:
+                self.run.must_be_there()
                 save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
         row |= {name: value / steps for name, value in sums.items()}
         row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        if state.epoch == 1 and state.teacher_top1 is not None:
+            row["teacher_top1"] = state.teacher_top1
         found = health(self.distiller, self.sample.to(self.fabric.device)) if self.fabric.is_global_zero else {}
         return row | ({"health": found} if found else {})
 
@@ -290,7 +305,8 @@ class _Run:
         recipe, run, data, state = self.recipe, self.run, self.data, self.state
         student = self.distiller.export()
         unsync_batch_norms(student)
-        if self.fabric.is_global_zero:
+        if self.fabric.is_global_zero:  # before it is evaluated, so that what was trained is there whatever happens then
+            run.must_be_there()
             save_student(
                 student,
                 run.student,
@@ -300,11 +316,12 @@ class _Run:
                 mean=data.mean,
                 std=data.std,
                 size=data.image_size,
-                resize=data.train.resize if isinstance(data.train, FileSplit) else None,
+                resize=data.train.resize,
             )
         last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed_stop)
         held = self._evaluate(student, "val")
         if self.fabric.is_global_zero:
+            run.must_be_there()
             found.save(run.predictions)
         wait_for_all()
         best = last if state.best_val_epoch == self.epochs else self._best_on_test(student)
@@ -318,6 +335,7 @@ class _Run:
             parameters=sum(parameter.numel() for parameter in student.parameters()),
             epochs=recipe.train.epochs,
             seconds=time.monotonic() - self.began,
+            teacher_top1=state.teacher_top1,
         )
         if self.fabric.is_global_zero:
             run.finish(result)

@@ -1,19 +1,18 @@
 """Several seeds of one recipe, and several methods side by side."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from letkd.errors import LetkdError, RecipeError, UnsupportedPair
-from letkd.files import write_whole
+from letkd.files import refuse_link
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve, resolve_with_sources, scaling
-from letkd.report.collect import NOTE
-from letkd.report.tables import Row
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Note, Result
+from letkd.runs.results import Row
 from letkd.train.build import build_distiller, fit, read_data
 from letkd.train.loop import train
-from letkd.train.runs import Result, RunFolder
 from letkd.train.spread import spread
 
 
@@ -34,13 +33,14 @@ def run_trials(
         jobs: seeds trained at once, each in a process of its own; one after the other where it is 1.
         save_minutes, force: as for `train`.
     """
-    shared = Path(supervision or Path(folder) / "supervision")
+    shared = Path(supervision or RunFolder(folder).supervision)
     runs = []
     if recipe.train.seed + n > 2**32:
         raise RecipeError(f"{n} seeds from {recipe.train.seed} on: seeds are below 2^32; begin with a smaller one")
     for seed in range(recipe.train.seed, recipe.train.seed + n):
         trial = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
         runs.append((trial, Path(folder) / f"seed-{seed}", shared))
+        refuse_link(runs[-1][1])
     left = [run for run in runs if RunFolder(run[1], run[0]).result is None]
     if jobs > 1 and len(left) > 1:
         data = read_data(recipe)
@@ -83,13 +83,14 @@ def compare(
         quick: shrink every recipe to a smoke run, the teacher's too.
 
     A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on. Why it has
-    no numbers is kept in its folder as note.json, for reports.
+    no numbers is kept as a note in its folder, for reports.
     """
     folder = Path(folder)
     rows = []
     variants = [method if isinstance(method, Variant) else Variant(method, method) for method in methods]
     lines = set()
     for variant in variants:  # wrong names before any work
+        refuse_link(folder / variant.name)
         values = [*variant.settings, *settings]
         lines.add(scaling(*resolve_with_sources(pair, method=variant.method, settings=values, quick=quick)))
     for line in sorted(lines - {None}):
@@ -97,8 +98,10 @@ def compare(
     if teacher_weights is None:
         teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
         say(f"training the teacher of {pair}")
-        rows.append(Row(teacher.title, [train(teacher, folder / "teacher")]))
-        teacher_weights = folder / "teacher" / "student.safetensors"
+        own = RunFolder(folder / "teacher")
+        refuse_link(own.path)
+        rows.append(Row(teacher.title, [train(teacher, own.path)]))
+        teacher_weights = own.student
     for k, variant in enumerate(variants, start=1):
         weights = {"teacher.weights": str(teacher_weights)}
         values = [*variant.settings, *settings]
@@ -112,7 +115,7 @@ def compare(
             note = f"does not serve this pair: {error}"
         except (LetkdError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as error:
             note = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        _keep_note(folder / variant.name / NOTE, {"pair": pair, "method": variant.method, "title": title, "note": note})
+        RunFolder(folder / variant.name).keep_note(Note(pair, variant.method, title, note))
         if note:
             say(f"{title} {note}")
         rows.append(Row(title, results, note))
@@ -121,11 +124,4 @@ def compare(
 
 def _supervision(folder: Path, variant: Variant) -> Path:
     """Rows with settings of their own keep their fits apart: another K would be fitted anew in each turn."""
-    return folder / variant.name / "supervision" if variant.settings else folder / "supervision"
-
-
-def _keep_note(path: Path, note: dict[str, str]) -> None:
-    if note["note"]:
-        write_whole(path, json.dumps(note, indent=1).encode())
-    else:
-        path.unlink(missing_ok=True)
+    return RunFolder(folder / variant.name if variant.settings else folder).supervision

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from letkd.batch import Batch
+from letkd.batch import Batch, channels_of, check_labels
 from letkd.errors import NonFiniteError, RunError
 from letkd.files import write_whole
 from letkd.finite import first_non_finite
+from letkd.models.weights import checksum
 from letkd.processes import objects_of_all
 from letkd.progress import track
+from letkd.runs.records import reason
 from letkd.taps import as_logits
 
 
@@ -42,20 +44,33 @@ class Predictions:
     labels: Tensor
 
     def save(self, path: Path) -> None:
-        """Write both as a safetensors file of four bytes a class and image."""
+        """Write both as a safetensors file of four bytes per class and image, with a checksum."""
         tensors = {"predicted": self.predicted, "labels": self.labels}
-        write_whole(path, save({name: value.to(torch.int32).cpu().contiguous() for name, value in tensors.items()}))
+        tensors = {name: value.to(torch.int32).cpu().contiguous() for name, value in tensors.items()}
+        write_whole(path, save(tensors, metadata={"sha256": checksum(tensors)}))
 
     @classmethod
-    def load(cls, path: Path) -> "Predictions":
-        """What `save` wrote."""
+    def load(cls, path: Path, num_classes: int) -> "Predictions":
+        """What `save` wrote, of a classifier with so many classes."""
         try:
-            tensors = load_file(path)
-            return cls(tensors["predicted"].long(), tensors["labels"].long())
-        except (SafetensorError, OSError, KeyError) as error:
+            with safe_open(path, framework="pt") as file:
+                written = (file.metadata() or {}).get("sha256")
+                tensors = {name: file.get_tensor(name) for name in ("predicted", "labels")}
+            if written != checksum(tensors):
+                raise ValueError("its checksum differs")
+            if not all(_are_classes(value, num_classes, len(tensors["labels"])) for value in tensors.values()):
+                raise ValueError(f"it does not hold a class below {num_classes} for each image")
+        except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
             raise RunError(
-                f"{path} holds no predictions ({error}); remove it, and they are made anew where they can be"
+                f"{path} is damaged ({reason(error)}); remove it, and the predictions are made again if the data is there"
             ) from None
+        return cls(tensors["predicted"].long(), tensors["labels"].long())
+
+
+def _are_classes(value: Tensor, num_classes: int, n: int) -> bool:
+    if value.dtype != torch.int32 or value.shape != (n,):
+        return False
+    return n == 0 or (int(value.min()) >= 0 and int(value.max()) < num_classes)
 
 
 def judge(
@@ -76,6 +91,7 @@ def judge(
     counts = torch.zeros(5, dtype=torch.float64)  # images, right, among the best five, loss, no logits: exact up to 2^53 images
     rows: list[tuple[int, int, int]] = []
     for batch, logits in _answers(model, loader, description, heed):
+        check_labels(batch.y, logits.shape[1])
         first = logits.topk(min(5, logits.shape[1]), dim=1).indices
         best = first == batch.y[:, None]
         loss = F.cross_entropy(logits, batch.y, reduction="sum")
@@ -120,7 +136,7 @@ def _answers(
     try:
         for item in track(loader, description):
             heed()
-            batch = Batch.of(item).to(like.device)
+            batch = Batch.of(item, channels=channels_of(model)).to(like.device)
             if len(batch.y):  # a process's share may be empty, where a batch has fewer images than there are processes
                 yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()
     finally:
