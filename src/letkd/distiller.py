@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch, channels_of, check_labels
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
+from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.processes import from_first, objects_of_all, rank, several
 from letkd.progress import bar, say, track
+from letkd.reach import Reach
 from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
@@ -103,6 +105,7 @@ class Distiller(nn.Module):
         self.teacher_input = teacher_input
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
         self._channels: int | None = known  # of the images
+        self._reach = Reach()
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
             method.fused = fused
@@ -182,7 +185,8 @@ class Distiller(nn.Module):
 
     def forward(self, batch: Any) -> Step:
         batch = Batch.of(batch, channels=self._channels)
-        output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
+        with self._reach.watch(self.student, self._trained_layers()) as grafted:
+            output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             check_labels(batch.y, logits.shape[1])
@@ -199,9 +203,19 @@ class Distiller(nn.Module):
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
         loss = torch.stack([self.weights[name] * term for name, term in terms.items() if self.weights[name]]).sum()  # (3.2)
         # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
-        if self.checks and not _all_finite([loss, *view.teacher.values()]):
-            raise NonFiniteError(_first_non_finite(view, terms))
+        if self.checks and not all_finite([loss, *view.teacher.values()]):
+            raise NonFiniteError(where_non_finite(view, terms))
+        self._reach.prove(self.student, loss, grafted)
         return Step(loss, terms, logits)
+
+    def _trained_layers(self) -> list[str]:
+        """Paths of the grafted layers that this step is to train."""
+        if (
+            not (self.checks and self.training and torch.is_grad_enabled() and self.weights["ce"])
+            or torch.compiler.is_compiling()
+        ):
+            return []
+        return [path for method in self._active for path, term in method.grafted().items() if self.weights[term]]
 
     def _methods(self) -> list[Method]:
         return [method for method in self.methods if isinstance(method, Method)]
@@ -408,17 +422,3 @@ def _scalar(loss: Any) -> Tensor:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
     return loss
-
-
-def _all_finite(values: Iterable[Tensor]) -> bool:
-    return bool(torch.stack([torch.isfinite(value).all() for value in values]).all())
-
-
-def _first_non_finite(view: View, terms: Mapping[str, Tensor]) -> str:
-    places = [(f"the input batch of epoch {view.batch.epoch}", view.batch.x)]
-    places += [(f"the teacher's tap {role!r}", f) for role, f in view.teacher.items()]
-    places += [(f"the student's tap {role!r}", f) for role, f in view.student.items()]
-    places += [(f"the loss term {name!r}", term) for name, term in terms.items()]
-    where = next((name for name, value in places if not torch.isfinite(value).all()), "the weighted loss")
-    bad = ", ".join(f"{name}={term.item():g}" for name, term in terms.items())
-    return f"NaN or infinity in {where} (terms: {bad}); stopped before it reached the weights. Lower the learning rate or check the data"

@@ -224,6 +224,10 @@ class Method(nn.Module):
         """Offline parts by site."""
         return {}
 
+    def grafted(self) -> dict[str, str]:
+        """Layers in the student that its own loss must train, by module path: the term of each."""
+        return {}
+
     def lessons(self) -> Lessons | None:
         """What a cache must keep for this method; None where its steps need whole maps of the teacher, which none keeps."""
         return None
