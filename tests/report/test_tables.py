@@ -63,6 +63,7 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "method",
         "test %, last epoch",
         "n",
+        "Δ to Student",
         "test %, best on val.",
         "paper",
         "parameters",
@@ -70,7 +71,7 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "time a run",
     ]
     assert [cell.text for cell in grid.rows[2]] == [
-        *("letKD-2", "73.00 ± 1.41", "2", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
+        *("letKD-2", "73.00 ± 1.41", "2", "+3.00 (1)", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
     ]
     assert [row[1].bold for row in grid.rows] == [False, False, True]
     rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
@@ -81,6 +82,11 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "73.27",
     )
     assert rows[0]["last_test_std"] == ""
+    against = detail(PAIR, groups[1:], {}, against="at")
+    assert [row[3].text for row in against.rows] == ["+0.00 (1)", "–", "+3.00 [+3.00, +3.00] (2)"]
+    assert r"$\Delta$ to AT" in as_latex(against)
+    by_csv = {row["title"]: row for row in csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {}, against="AT"))))}
+    assert (by_csv["letKD-2"]["difference_to"], float(by_csv["letKD-2"]["difference_mean"])) == ("AT", 3.0)
 
 
 def test_a_teacher_stands_with_the_pairs_of_its_students_and_does_not_compete(tmp_path):

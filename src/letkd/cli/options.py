@@ -10,6 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
+    from letkd.train.launch import Launcher
 
 Cell = Annotated[
     str | None,
@@ -45,6 +46,7 @@ Quick = Annotated[
     bool,
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
 ]
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -81,6 +83,13 @@ def recipe_from(
     }
     given = {key: value for key, value in values.items() if value is not None}
     return resolve(cell, method=method, overrides=given, settings=settings or [], quick=quick)
+
+
+def launcher(jobs: int) -> "Launcher | None":
+    """What runs the tasks: this process itself for one job at a time."""
+    from letkd.train.launch import Local
+
+    return Local(jobs) if jobs > 1 else None
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

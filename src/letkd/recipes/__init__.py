@@ -16,7 +16,7 @@ from letkd.recipes.schema import Recipe, full_path, validate
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
 
-__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "merge", "resolve", "resolve_with_sources"]
+__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "list_rows", "merge", "resolve", "resolve_with_sources"]
 
 
 def list_pairs() -> list[str]:
@@ -32,6 +32,11 @@ def list_methods() -> list[str]:
 def list_cells() -> list[str]:
     """Every pair with every method, as `data/teacher-student/method`."""
     return [f"{pair}/{method}" for pair in list_pairs() for method in list_methods()]
+
+
+def list_rows(path: str | Path) -> list[str]:
+    """The rows that a file of the user's own defines as `[rows.NAME]`."""
+    return list(_own_rows(_read(Path(path)), str(path)))
 
 
 def resolve(

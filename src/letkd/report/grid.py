@@ -112,8 +112,15 @@ def _markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\|*_`[]" else c for c in text)
 
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
-_LATEX |= {"α": r"$\alpha$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$"}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "−": "$-$",
+}
+_LATEX |= {"α": r"$\alpha$", "Δ": r"$\Delta$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$"}
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
 
 
