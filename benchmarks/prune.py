@@ -25,8 +25,8 @@ from letkd.deploy.shrink import hold_out
 from letkd.deploy.source import open_source
 from letkd.deploy.speed import interleaved
 from letkd.layer import KDLayer
+from letkd.runs.evaluate import evaluate
 from letkd.taps import replace_module
-from letkd.train.evaluate import evaluate
 
 
 def fresh(model: str, K: int) -> nn.Module:

@@ -76,6 +76,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "vid": VID,
     "crd": lambda: CRD(K=8, feat_dim=6),
     "dkd": lambda: DKD(warmup=1),
+    "kd-ls": lambda: KD(2, standardise=True),
+    "dkd-ls": lambda: DKD(T=2, warmup=1, standardise=True),
     "simkd": SimKD,
     "tdd": TDD,
     "quest": lambda: quest(6),

@@ -151,7 +151,7 @@ class Distiller(nn.Module):
             # Whatever cannot run together shows here, not in the first step of somebody's training.
             run_once(self._student_reads, example.to(_device(self.student)))
             run_once(self._teacher_reads, example.to(_device(teacher)))
-        except Exception:
+        except BaseException:
             for layer in reversed(here.grafts):
                 layer.remove()
             raise
@@ -298,6 +298,15 @@ class Distiller(nn.Module):
         for parameter in student.parameters():
             parameter.grad = None
         return student.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module, but a batch norm whose own parameters are all frozen stays in eval mode: its statistics are frozen, too."""
+        super().train(mode)
+        for module in self.student.modules():
+            own = list(module.parameters(recurse=False))
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and own and not any(p.requires_grad for p in own):
+                module.eval()
+        return self
 
     def _apply(self, fn, recurse: bool = True):
         super()._apply(fn, recurse)

@@ -51,8 +51,8 @@ class ExportError(LetkdError):
 RESUME_ME = 75  # exit code; EX_TEMPFAIL of sysexits.h: try the same command again
 
 
-class Stopped(Exception):
-    """A run was asked to stop, has written what it had, and goes on when the same command is called again. Not an error."""
+class Stopped(BaseException):
+    """A stop was asked for, and the same command resumes. Not an error: like KeyboardInterrupt, no `except Exception` catches it."""
 
 
 def nearest(asked: str, known: Iterable[str], n: int = 4) -> str:

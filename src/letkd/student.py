@@ -77,7 +77,9 @@ def read_header(path: str | Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no student file: {error}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no student file of letkd; for plain weights name the network with --student")
+        raise CheckpointError(
+            f"{path} is no student file of letkd; plain weights are evaluated by `letkd eval FILE --student MODEL`"
+        )
     expected = {"model": str, "num_classes": int, "changes": list}
     wrong = [key for key, kind in expected.items() if not _is(header.get(key), kind)]
     wrong = wrong or [f"changes[{i}]{why}" for i, change in enumerate(header["changes"]) if (why := _wrong_in(change))]

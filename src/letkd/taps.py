@@ -258,14 +258,14 @@ def run_once(taps: Taps, example: Tensor) -> tuple[Any, dict[str, Tensor]]:
         return taps(example)
     except LetkdError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TapError(_failed(model, example, error)) from error
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
-def _failed(model: nn.Module, example: Tensor, error: Exception) -> str:
+def _failed(model: nn.Module, example: Tensor, error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     said = (
         f"{type(model).__name__} was given one tensor {list(example.shape)} and failed with {type(error).__name__}: {lines[0]}"

@@ -147,7 +147,7 @@ WRONG = [
     ),
     (
         ["eval", "w.safetensors", "--data", "digits"],
-        "is no student file of letkd; for plain weights name the network with --student",
+        "is no student file of letkd; plain weights are evaluated by `letkd eval FILE --student MODEL`",
     ),
     (
         ["eval", "nets.py:fixed", "--weights", "w17.safetensors", "--data", "digits"],

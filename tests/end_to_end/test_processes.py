@@ -20,6 +20,7 @@ from letkd.recipes import resolve
 from letkd.supervision.stats import ClassMoments, Reservoir
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import scalars
+from letkd.train.launch import processes_from
 from tests.end_to_end.test_resume import recipe_for, same_end, teacher  # noqa: F401 - a fixture
 
 HERE = Path(__file__).parent
@@ -121,10 +122,10 @@ def test_slurm_gives_what_torchrun_gives(whole):
 
 
 def test_the_launchers_variables():
-    assert loop.processes_from({}) == (1, 1)
-    assert loop.processes_from({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "RANK": "3"}) == (4, 2)
-    assert loop.processes_from({"SLURM_PROCID": "0", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "2"}) == (8, 2)
-    assert loop.processes_from({"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8"}) == (1, 1)  # within a job, not by srun
+    assert processes_from({}) == (1, 1)
+    assert processes_from({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "RANK": "3"}) == (4, 2)
+    assert processes_from({"SLURM_PROCID": "0", "SLURM_NTASKS_PER_NODE": "8", "SLURM_NNODES": "2"}) == (8, 2)
+    assert processes_from({"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8"}) == (1, 1)  # within a job, not by srun
 
 
 def test_a_batch_that_cannot_be_shared_is_told(teacher):  # noqa: F811

@@ -16,7 +16,7 @@ import letkd.train.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.train.checkpoint import NAME, PREVIOUS
+from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.train.stop import polite_stop
 
 HERE = Path(__file__).parent

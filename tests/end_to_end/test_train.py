@@ -1,19 +1,24 @@
 """Runs from start to end on the embedded data: results, stopping and going on, sharing fitted supervision."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
 import letkd.train.loop as loop
+from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.errors import DataError, NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
+from letkd.runs.checkpoint import NAME
+from letkd.runs.evaluate import evaluate
 from letkd.student import load_student
-from letkd.train.checkpoint import NAME
 from letkd.train.trials import run_trials
+from tests.conftest import a_net
 
+NONE = torch.zeros(0, dtype=torch.int64)
 SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "data.batch_size=16"]
 
 
@@ -110,7 +115,7 @@ def test_the_student_file_opens_without_teacher_and_gives_the_reported_accuracy(
     result = loop.train(recipe, tmp_path / "run")
     student = load_student(tmp_path / "run" / "student.safetensors")
     data = loop.read_data(recipe)
-    assert loop.evaluate(student, loop.eval_loader(recipe, data, data.test)).top1 == result.last_test
+    assert evaluate(student, loop.eval_loader(recipe, data, data.test)).top1 == result.last_test
     assert sum(parameter.numel() for parameter in student.parameters()) == result.parameters
 
 
@@ -160,6 +165,75 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(NonFiniteError, match="'bias' became NaN or infinite in epoch 2"):
         loop.save_checkpoint(tmp_path, module, optimizer, {"epoch": 2})
     assert (tmp_path / NAME).read_bytes() == before
+
+
+@pytest.mark.parametrize("val", [0.0, 0.2])
+def test_statistics_that_diverge_end_the_run_with_an_error(val, tmp_path):
+    """Steps see the statistics of their batch, so that nothing but the running ones shows it."""
+    recipe = resolve("digits/tiny/ce", settings=[*SMALL, f"data.val={val}"])
+    step = torch.optim.SGD.step
+
+    def spoil(self, *args):
+        module.student.bn1.running_var.fill_(float("inf"))
+        return step(self, *args)
+
+    build = loop.build_distiller
+    with pytest.MonkeyPatch.context() as patch:
+        module = build(recipe, loop.read_data(recipe))
+        patch.setattr(loop, "build_distiller", lambda *_: module)
+        patch.setattr(torch.optim.SGD, "step", spoil)
+        with pytest.raises(
+            NonFiniteError, match=r"'student\.bn1\.running_var' became NaN or infinite in epoch 1; the last good"
+        ):
+            loop.train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("where", ["weights", "statistics", "logits"])
+def test_a_network_that_diverged_is_not_evaluated(where):
+    net, x = a_net(4, seed=0), torch.randn(5, 3, 16, 16)
+    with torch.no_grad():
+        if where == "weights":
+            net.fc.bias[0] = float("nan")
+        elif where == "statistics":
+            net.first[1].running_var[0] = float("inf")  # pyright: ignore[reportIndexIssue]
+        else:
+            x[3] = 3e38
+    says = {
+        "weights": "Net cannot be evaluated: 'fc.bias' holds NaN or infinity",
+        "statistics": "Net cannot be evaluated: 'first.1.running_var' holds NaN or infinity",
+        "logits": "Net gives NaN or infinite logits for 1 of 5 images",
+    }
+    with pytest.raises(NonFiniteError, match=says[where]):
+        evaluate(net, [Batch(x, torch.zeros(5, dtype=torch.int64))])
+
+
+def test_a_mask_of_infinities_is_no_divergence():
+    net = a_net(4, seed=0)
+    net.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    evaluate(net, [Batch(torch.randn(5, 3, 16, 16), torch.zeros(5, dtype=torch.int64))])
+
+
+def test_no_test_images_are_told_before_anything_is_written(tmp_path, monkeypatch):
+    read = loop.read_data
+    monkeypatch.setattr(loop, "read_data", lambda recipe: dataclasses.replace(d := read(recipe), test=d.test.subset(NONE)))
+    with pytest.raises(DataError, match="digits has no test images, and a run reports the accuracy on them"):
+        loop.train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_student_is_kept_where_its_evaluation_fails(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise DataError("a test image is damaged")
+
+    recipe = resolve("digits/tiny/ce", settings=[*SMALL, "data.val=0.0"])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "judge", fail)
+        with pytest.raises(DataError, match="damaged"):
+            loop.train(recipe, tmp_path / "run")
+    load_student(tmp_path / "run" / "student.safetensors")
+    loop.train(recipe, tmp_path / "run")
 
 
 def test_a_crop_that_the_images_do_not_allow_is_told_before_anything_is_written(tmp_path):

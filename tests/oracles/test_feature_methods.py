@@ -381,7 +381,7 @@ def test_defaults_are_the_fields():
     assert defaults(AT) == {}
     assert defaults(SP) == {"role": None}
     assert defaults(VID) == {"init_var": 5.0, "eps": 1e-5}
-    assert defaults(DKD) == {"alpha": 1.0, "beta": 8.0, "T": 4.0, "warmup": 20}
+    assert defaults(DKD) == {"alpha": 1.0, "beta": 8.0, "T": 4.0, "warmup": 20, "standardise": False}
 
 
 # Recipes

@@ -5,8 +5,9 @@ import torch
 from scipy.stats import ttest_rel
 
 from letkd.report.paired import PairedDifference, paired_difference
-from letkd.report.tables import Row, as_markdown
-from letkd.train.runs import Result
+from letkd.report.tables import as_markdown
+from letkd.runs.records import Result
+from letkd.runs.results import Row
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 30])
@@ -35,7 +36,7 @@ def test_tables_show_the_difference_to_the_row_named():
     text = as_markdown(rows, "ce")
     assert text.startswith("| method | test %, last epoch | n | Δ to CE |")
     # t(0.975; 1) = 12.7062; the differences 2 and 1.5 have s/√2 = 0.25
-    assert "| KD | 72.25 ± 0.35 | 2 | +1.75 [−1.43, +4.93] (2) |" in text
+    assert "| KD | 72.25 ± 0.35 | 2 | +1.75 \\[−1.43, +4.93\\] (2) |" in text
     assert "| CE | 70.50 ± 0.71 | 2 | – |" in text
     assert "| AT | – | 0 | – |" in text
     assert "| TEACHER | 80.00 | 1 | +10.00 (1) |" in text

@@ -14,7 +14,7 @@ from letkd.report.classes import class_chart, confusion_matrix, confusions, per_
 from letkd.report.collect import Group, Run
 from letkd.report.curves import curves, health_charts
 from letkd.report.features import answer, correlation_difference, draw_differences, draw_planes, in_the_plane
-from letkd.train.evaluate import Predictions, predict
+from letkd.runs.evaluate import Predictions, predict
 from tests.conftest import Net, a_stream
 
 
@@ -87,7 +87,7 @@ def test_predictions_are_the_models_and_keep_the_order_of_the_images(tmp_path):
     assert torch.equal(found.predicted, expected)
     assert torch.equal(found.labels, torch.cat([batch.y for batch in stream]))
     found.save(tmp_path / "predictions.safetensors")
-    again = Predictions.load(tmp_path / "predictions.safetensors")
+    again = Predictions.load(tmp_path / "predictions.safetensors", 3)
     assert torch.equal(again.predicted, found.predicted)
     assert torch.equal(again.labels, found.labels)
 

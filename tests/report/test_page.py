@@ -12,7 +12,7 @@ from letkd.report.collect import find_groups
 from letkd.report.knowledge import knowledge
 from letkd.report.opened import Opened
 from letkd.report.write import write_report
-from letkd.train.runs import RunFolder
+from letkd.runs.folder import RunFolder
 from tests.report.browser import Browser
 from tests.report.test_tables import a_run
 

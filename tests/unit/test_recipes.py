@@ -7,7 +7,7 @@ import pytest
 from letkd.errors import RecipeError
 from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
 from letkd.recipes.layers import as_toml, dotted, leaves
-from letkd.train.optim import lr_at
+from letkd.train.optim import lr_factor
 
 
 def test_every_cell_resolves():
@@ -20,9 +20,9 @@ def test_the_papers_numbers():
     recipe = resolve("cifar100/rn56-rn20/letkd-2")
     assert (recipe.train.epochs, recipe.data.batch_size, recipe.data.padding) == (240, 64, "reflect")
     assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.weight_decay) == (0.05, 0.9, True, 5e-4)
-    assert [lr_at(100 * (epoch - 1), recipe, 100) for epoch in (1, 150, 151, 180, 181, 210, 211, 240)] == pytest.approx(
-        [0.05, 0.05, 5e-3, 5e-3, 5e-4, 5e-4, 5e-5, 5e-5]
-    )
+    assert [
+        0.05 * lr_factor(100 * (epoch - 1), recipe, 100) for epoch in (1, 150, 151, 180, 181, 210, 211, 240)
+    ] == pytest.approx([0.05, 0.05, 5e-3, 5e-3, 5e-4, 5e-4, 5e-5, 5e-5])
     sites = recipe.methods["letkd"]["sites"]
     assert (sites["penultimate"]["supervision"]["K"], sites["intermediate"]["supervision"]["K"]) == (4096, 8)
     assert (sites["penultimate"]["alpha"], sites["intermediate"]["alpha"]) == (1.0, 1.0)
@@ -58,6 +58,43 @@ def test_the_columns_of_cifar100():
             else:
                 assert (recipe.teacher.model, recipe.student.model, recipe.optim.lr) == (teacher, student, lr)
         assert resolve(f"cifar100/{pair}/dkd").methods["dkd"]["beta"] == beta
+
+
+# T and weight of KD-LS; T, weight and beta of DKD-LS: from the authors' logs, their defaults where there is none.
+STANDARDISED = {
+    "wrn40-2-wrn16-2": ((2, 9), (2, 12, 2)),
+    "wrn40-2-wrn40-1": ((2, 9), (2, 12, 2)),
+    "rn56-rn20": ((2, 9), (3, 18, 2)),
+    "rn110-rn20": ((2, 9), (2, 9, 2)),
+    "rn110-rn32": ((2, 9), (2, 15, 2)),
+    "rn32x4-rn8x4": ((2, 9), (2, 9, 8)),
+    "wrn40-2-snv1": ((2, 9), (2, 9, 8)),
+    "rn32x4-snv1": ((2, 9), (2, 9, 8)),
+    "rn32x4-snv2": ((2, 9), (2, 9, 8)),
+    "rn50-mnv2": ((3, 1), (2, 15, 2)),
+    "rn83-rn29": ((2, 9), (2, 9, 2)),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_settings_of_standardised_logits(pair):
+    kd, dkd = resolve(f"cifar100/{pair}/kd-ls"), resolve(f"cifar100/{pair}/dkd-ls")
+    table = dkd.methods["dkd"]
+    assert kd.methods["kd"]["standardise"] is table["standardise"] is True
+    found = (kd.methods["kd"]["T"], kd.weights["kd"]), (table["T"], dkd.weights["dkd"], table["beta"])
+    assert found == STANDARDISED[pair]
+    assert (kd.weights["ce"], dkd.weights["ce"], table["alpha"]) == (0.1, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("other", ["kd", "kd-ls"])
+@pytest.mark.parametrize("site", ["letkd-1", "letkd-2"])
+def test_a_row_of_two_methods_is_both_of_their_rows(site, other):
+    """With the pair's exceptions for each of them; the second one's weight of the cross-entropy holds."""
+    for pair in ("cifar100/rn50-mnv2", "imagenet/rn34-rn18"):
+        both, one, two = (resolve(pair, method=name) for name in (f"{site}-{other}", site, other))
+        assert both.methods == one.methods | two.methods
+        assert both.weights == one.weights | two.weights
+    assert both.title == f"{one.title}+{two.title}"
 
 
 TINY = {
@@ -148,6 +185,19 @@ def test_a_file_of_ones_own_defines_rows(tmp_path):
     own.write_text("rows = 3")
     with pytest.raises(RecipeError, match="one table per row"):
         resolve(own, method="kd")
+
+
+def test_a_preset_lies_over_the_cell_and_under_what_the_user_says(tmp_path):
+    recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", preset="fast", settings=["train.epochs=3"])
+    assert (recipe.optim.schedule, sources["optim.schedule"]) == ("linear", "presets/fast.toml")
+    assert (recipe.train.epochs, sources["train.epochs"]) == (3, "--set")
+    assert resolve("cifar100/rn56-rn20/kd", preset="paper") == resolve("cifar100/rn56-rn20/kd")
+    own = tmp_path / "own.toml"
+    own.write_text('preset = "fast"\n[data]\nname = "digits"\n[student]\nmodel = "resnet8"\n[train]\nepochs = 7\n')
+    assert (resolve(own).optim.schedule, resolve(own).train.epochs) == ("linear", 7)
+    assert resolve(own, preset="finetune").optim.name == "adamw"
+    with pytest.raises(RecipeError, match="there is no preset 'fsat'; choose one of fast, finetune, paper"):
+        resolve("digits/tiny/ce", preset="fsat")
 
 
 def test_a_key_that_one_table_has_may_stand_alone():

@@ -8,8 +8,10 @@ import pytest
 
 from letkd.errors import RunError
 from letkd.recipes import resolve
-from letkd.report.tables import Row, as_markdown, mean_std
-from letkd.train.runs import Result, RunFolder, recipe_of
+from letkd.report.tables import as_markdown
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Result
+from letkd.runs.results import Row, mean_std
 
 
 def result(test: float, **changes) -> Result:
@@ -31,7 +33,7 @@ def test_a_folder_keeps_its_recipe_and_refuses_another(tmp_path):
     assert not run.path.exists()
     with run.begin():
         pass
-    assert recipe_of(tmp_path / "run") == recipe
+    assert RunFolder(tmp_path / "run").recipe == recipe
     RunFolder(tmp_path / "run", recipe)
     other = resolve("digits/tiny/letkd-2", settings=["optim.lr=0.1", "methods.letkd.sites.penultimate.alpha=0.5"])
     with pytest.raises(RunError, match=r"holds another run \(it differs in methods.letkd.sites.penultimate.alpha, optim.lr\)"):
@@ -54,18 +56,17 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     run = begun(tmp_path / "run")
     for epoch in (1, 2, 3):
         run.log({"epoch": epoch})
-    run.log({"epoch": 2, "again": True})
+    run.log({"epoch": 2, "again": 1.0})
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert rows == run.rows() == [{"epoch": 1}, {"epoch": 2, "again": True}]
+    assert rows == run.rows() == [{"epoch": 1}, {"epoch": 2, "again": 1.0}]
     (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
-        run.rows()
+    assert run.rows() == [{"epoch": 1}]
 
 
 HOLD = """
 import sys
 from letkd.recipes import resolve
-from letkd.train.runs import RunFolder
+from letkd.runs.folder import RunFolder
 with RunFolder(sys.argv[1], resolve("digits/tiny/ce")).begin():
     print("held", flush=True)
     sys.stdin.read()
@@ -93,13 +94,13 @@ def test_the_second_process_on_a_folder_is_refused_until_the_first_ends(tmp_path
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):
     run = begun(tmp_path / "run")
-    (run.path / ".student.safetensors.0123.tmp").write_text("half a")
+    (run.path / f".student.safetensors.{'01' * 16}.tmp").write_text("half a")
     with run.begin():
         assert not list(run.path.glob("*.tmp"))
 
 
 def test_a_start_killed_before_its_recipe_was_written_can_start_again(tmp_path):
-    for name in (".lock", "env.json", ".recipe.toml.0123.tmp"):
+    for name in (".lock", "env.json", f".recipe.toml.{'01' * 16}.tmp"):
         (tmp_path / name).write_text("")
     RunFolder(tmp_path, resolve("digits/tiny/ce"))
 
@@ -122,7 +123,7 @@ def test_the_environment_is_recorded(tmp_path):
 
 def test_not_a_run(tmp_path):
     with pytest.raises(RunError, match=r"is no run folder: it has no recipe\.toml"):
-        recipe_of(tmp_path)
+        _ = RunFolder(tmp_path).recipe
 
 
 def test_result_round_trip(tmp_path):

@@ -10,7 +10,7 @@ from letkd.cli import options as o
 from letkd.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
-    from letkd.train.launch import Launcher
+    from letkd.train.launchers import Launcher
 
 
 def compare(

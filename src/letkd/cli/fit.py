@@ -34,9 +34,11 @@ def fit(
         student_tap=student_tap,
         settings=settings,
     )
-    folder = o.run_folder(out, cell, recipe) / "supervision"
-
+    from letkd.files import refuse_links, tidy
+    from letkd.runs.folder import RunFolder
     from letkd.train import build
+
+    folder = RunFolder(o.run_folder(out, cell, recipe)).supervision
 
     images = build.read_data(recipe)
     distiller = build.build_distiller(recipe, images)
@@ -44,5 +46,7 @@ def fit(
     if not any(part.supervision.fitted_buffers for part in parts.values()):
         print(f"{recipe.title or 'this recipe'} has nothing to fit")
         return
+    refuse_links(folder)
+    tidy(folder)
     build.fit(distiller, recipe, images, folder, force=force)
     print(f"fitted supervision: {folder}")

@@ -10,7 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
-    from letkd.train.launch import Launcher
+    from letkd.train.launchers import Launcher
 
 Cell = Annotated[
     str | None,
@@ -37,6 +37,13 @@ Student = Annotated[str | None, typer.Option(metavar="MODEL", help="As --teacher
 StudentTap = Annotated[
     list[str] | None,
     typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings of training: paper, fast (few epochs, a rate that falls to zero) or finetune (pre-trained students).",
+        show_default="paper",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -65,6 +72,7 @@ def recipe_from(
     student: str | None,
     student_tap: list[str] | None,
     settings: list[str] | None,
+    preset: str | None = None,
     quick: bool = False,
     **more: Any,
 ) -> "Recipe":
@@ -82,12 +90,12 @@ def recipe_from(
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    return resolve(cell, method=method, overrides=given, settings=settings or [], quick=quick)
+    return resolve(cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick)
 
 
 def launcher(jobs: int) -> "Launcher | None":
     """What runs the tasks: this process itself for one job at a time."""
-    from letkd.train.launch import Local
+    from letkd.train.launchers import Local
 
     return Local(jobs) if jobs > 1 else None
 

@@ -15,6 +15,7 @@ def show(
         str, typer.Argument(help="A cell such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file.", show_default=False)
     ],
     method: o.Method = None,
+    preset: o.Preset = None,
     settings: o.Settings = None,
     quick: o.Quick = False,
 ) -> None:
@@ -25,7 +26,7 @@ def show(
     from letkd.recipes import resolve_with_sources
     from letkd.report.paper import paper_result
 
-    recipe, sources = resolve_with_sources(cell, method=method, settings=settings or [], quick=quick)
+    recipe, sources = resolve_with_sources(cell, method=method, preset=preset, settings=settings or [], quick=quick)
     paper = paper_result(cell) or paper_result(f"{cell}/{method or 'ce'}")
     print(f"# {cell}: {recipe.title or 'a recipe of your own'}")
     if paper is not None:

@@ -21,6 +21,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
+    preset: o.Preset = None,
     settings: o.Settings = None,
     quick: o.Quick = False,
     out: o.Out = None,
@@ -49,6 +50,7 @@ def train(
         teacher_tap=teacher_tap,
         student=student,
         student_tap=student_tap,
+        preset=preset,
         settings=settings,
         quick=quick,
         **{
@@ -63,7 +65,8 @@ def train(
     from rich.console import Console
 
     from letkd.processes import rank
-    from letkd.report.tables import Row, as_rich
+    from letkd.report.tables import as_rich
+    from letkd.runs.results import Row
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
 

@@ -119,7 +119,7 @@ def open_model(path: str | Path, *, student: str | None = None) -> Runner:
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(
-            f"{path} is a folder; name a model file: one that `letkd export` wrote, or {path}/student.safetensors"
+            f"{path} is a folder; name a model file: one that `letkd export` wrote, or the student's own in it"
         )
     if not path.is_file():
         raise CheckpointError(f"there is no model file {path}; check the path, or make it with `letkd export`")

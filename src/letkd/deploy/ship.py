@@ -12,7 +12,7 @@ from letkd.deploy.quantise import Quantised, calibration_images, measure, quanti
 from letkd.deploy.runners import student_runner
 from letkd.deploy.source import Source, images_at
 from letkd.errors import CheckpointError, ExportError
-from letkd.files import write_whole
+from letkd.files import must_be_utf8, sweep, write_whole
 from letkd.student import read_header, save_student
 
 SUFFIXES = {"safetensors": ".safetensors", **{name: form.suffix for name, form in FORMATS.items()}}
@@ -76,6 +76,7 @@ def ship(
         small = quantise(content, facts, calibration_images(source.data.train))
         quantised = measure(content, small, source.data.test)
         content = small
+    sweep(path.parent, name=path.name)
     _write(source, student, content, facts, path)
     return Shipment(path, facts, folded, differences, quantised)
 
@@ -88,7 +89,7 @@ def destination(source: Path, to: str, out: Path | None = None, *, int8: bool = 
         raise ExportError(f"INT8 is for ONNX files, and {to} was asked for; say --to onnx")
     suffix = SUFFIXES[to]
     mark = "-int8" if int8 else "-export" if to == "safetensors" else ""
-    path = out or source.with_name(f"{source.stem}{mark}{suffix}")
+    path = must_be_utf8(out or source.with_name(f"{source.stem}{mark}{suffix}"))
     if path.suffix != suffix:
         raise ExportError(f"--out {path}: a {to} file ends in {suffix}, and is opened by that; name it so")
     if path.resolve() == source.resolve():

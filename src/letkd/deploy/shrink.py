@@ -14,7 +14,7 @@ from letkd.deploy.source import Source
 from letkd.deploy.speed import interleaved
 from letkd.errors import ExportError
 from letkd.progress import say
-from letkd.train.evaluate import evaluate
+from letkd.runs.evaluate import evaluate
 
 BATCHES = (1, 128)
 

@@ -1,6 +1,5 @@
 """What is to be shipped: a finished run's student, or a student file, with its facts and, where it can be read, its data."""
 
-import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +12,10 @@ from letkd.data import AnySplit, Augment, Dataset, FileSplit
 from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
 from letkd.errors import DataError, RunError
+from letkd.files import must_be_utf8
 from letkd.progress import say
+from letkd.runs.folder import RunFolder
 from letkd.student import load_student, read_header
-from letkd.train.runs import recipe_of
 from letkd.train.students import data_of
 
 
@@ -52,13 +52,13 @@ def open_source(
         root: the folder with its files, where it has moved.
         size: of the images; that of the data where not given, then that of the zoo.
     """
-    path = finished(what) / "student.safetensors" if what.is_dir() else what
+    path = finished(RunFolder(what)).student if what.is_dir() else must_be_utf8(what)
     if not path.is_file():
         raise RunError(f"there is no run folder and no student file {path}; check the path")
     network = load_student(path, model=student)
     facts = facts_from(read_header(path), path)
     images = None
-    if data is not None or (path.parent / "recipe.toml").exists():
+    if data is not None or RunFolder(path.parent).exists:
         try:
             images = data_of(path, data=data, root=root)
         except DataError as error:
@@ -74,27 +74,20 @@ def open_source(
     return Source(path, network, facts, images)
 
 
-def finished(folder: Path) -> Path:
+def finished(folder: RunFolder) -> RunFolder:
     """The folder itself if it holds a finished run; else a sentence on what it is and how to finish it."""
-    if not (folder / "recipe.toml").exists():
-        runs = sorted(found.parent.name for found in folder.glob("*/recipe.toml"))
+    path = folder.path
+    if not folder.exists:
+        runs = [run.name for run in RunFolder.children(path)]
         hint = f"; it holds the runs {', '.join(runs[:4])}: name one of them" if runs else ""
-        raise RunError(f"{folder} is no run folder: it has no recipe.toml{hint}")
-    if (folder / "result.json").exists():
+        raise RunError(f"{path} is no run folder: it has no {folder.RECIPE}{hint}")
+    if folder.result is not None:
         return folder
-    recipe = recipe_of(folder)
-    epochs = recipe.train.epochs + sum(phase.epochs for phase in recipe.phases)
-    done = _epochs_done(folder)
+    done = max((row["epoch"] for row in folder.rows()), default=0)
+    epochs = folder.epochs
     state = f"half trained: {done} of {epochs} epochs are done" if done else f"not trained: none of its {epochs} epochs is done"
-    command = shlex.join(["letkd", "train", str(folder / "recipe.toml"), "--out", str(folder)])
-    raise RunError(f"{folder} is {state}; finish it with `{command}`")
-
-
-def _epochs_done(folder: Path) -> int:
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    whole = [line for line in lines if line.endswith("}")]  # a kill may have left half a line
-    return int(json.loads(whole[-1])["epoch"]) if whole else 0
+    command = shlex.join(["letkd", "train", str(folder.recipe_file), "--out", str(path)])
+    raise RunError(f"{path} is {state}; finish it with `{command}`")
 
 
 def images_at(split: AnySplit, index: Int64[Tensor, " n"]) -> UInt8[Tensor, "n 3 h w"]:

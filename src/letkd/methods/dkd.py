@@ -9,6 +9,7 @@ from torch import Tensor
 
 from letkd.errors import UnsupportedPair
 from letkd.methods.base import Lessons, Method, Side, View
+from letkd.methods.kd import standardise
 
 
 def tckd(
@@ -74,6 +75,7 @@ class DKD(Method):
         T: temperature. The field uses 4 on CIFAR, 1 on ImageNet.
         warmup: epochs until the full weight, 0 for none. The field uses 20, and 1 on ImageNet. The batch must say its epoch,
             counted from 1.
+        standardise: standardise the logits of both networks first (Sun et al., CVPR 2024; see KD).
 
     Term: `dkd`. The field weighs it 1 beside 1 for `ce`.
     """
@@ -83,8 +85,9 @@ class DKD(Method):
     loss: ClassVar[str] = "T² · (α · target-class KL + β · non-target-class KL), warmed up"
     formulae: ClassVar = (tckd, nckd, dkd_loss)
 
-    def __init__(self, alpha: float = 1.0, beta: float = 8.0, *, T: float = 4.0, warmup: int = 20):
+    def __init__(self, alpha: float = 1.0, beta: float = 8.0, *, T: float = 4.0, warmup: int = 20, standardise: bool = False):
         super().__init__()
+        self.standardise = standardise
         self.alpha, self.beta, self.T, self.warmup = float(alpha), float(beta), float(T), int(warmup)
 
     def build(self, student: Side, teacher: Side) -> None:
@@ -100,4 +103,6 @@ class DKD(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         factor = min(view.batch.epoch / max(self.warmup, 1), 1.0)
         logits_S, logits_T, y = view.student["logits"], view.teacher["logits"], view.batch.y
+        if self.standardise:
+            logits_S, logits_T = standardise(logits_S), standardise(logits_T)
         return {"dkd": factor * dkd_loss(logits_S, logits_T, y, alpha=self.alpha, beta=self.beta, T=self.T)}

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from letkd.methods.base import Lessons, Method, View
+from letkd.errors import UnsupportedPair
+from letkd.methods.base import Lessons, Method, Side, View
 
 
 def kd_loss(logits_S: Float[Tensor, "b C"], logits_T: Float[Tensor, "b C"], T: float = 4.0) -> Float[Tensor, ""]:
@@ -18,26 +19,51 @@ def kd_loss(logits_S: Float[Tensor, "b C"], logits_T: Float[Tensor, "b C"], T: f
     return T**2 * F.kl_div(log_p_S, log_p_T, reduction="batchmean", log_target=True)  # (3.1): scaled soft-max, KL
 
 
+def standardise(logits: Float[Tensor, "b C"]) -> Float[Tensor, "b C"]:
+    """Logit standardisation (Sun et al., CVPR 2024): Z(z) = (z − mean z) / (s + 1e-7) per image, s² = 1/(C−1) Σ_c (z_c − mean z)².
+
+    A shift and a positive factor on an image's logits have no effect. Gradients flow through mean and s.
+    """
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (z - z.mean(dim=1, keepdim=True)) / (z.std(dim=1, keepdim=True) + 1e-7)
+
+
+def need_three_classes(student: Side) -> None:
+    """Standardised logits of two classes are always ±1/√2, so they teach nothing."""
+    if student.num_classes < 3:
+        raise UnsupportedPair(
+            f"standardised logits of {student.num_classes} classes are the same for every image; use standardise=False"
+        )
+
+
 class KD(Method):
     """Softened predictions of the teacher as targets.
 
     Args:
-        T: temperature. The field uses 4 on CIFAR, 1 on ImageNet.
+        T: temperature. The field uses 4 on CIFAR, 1 on ImageNet; with `standardise`, 2.
+        standardise: standardise the logits of both networks first (Sun et al., CVPR 2024).
 
-    Term: `kd`. The field weighs it 0.9 beside 0.1 for `ce`.
+    Term: `kd`. The field weighs it 0.9 beside 0.1 for `ce`; with `standardise`, 9 beside 0.1.
     """
 
     name: ClassVar[str] = "kd"
     paper: ClassVar[str] = "Hinton, Vinyals, Dean, 2015"
     loss: ClassVar[str] = "T² · KL(teacher's ‖ student's softened predictions)"
-    formulae: ClassVar = (kd_loss,)
+    formulae: ClassVar = (kd_loss, standardise)
 
-    def __init__(self, T: float = 4.0):
+    def __init__(self, T: float = 4.0, *, standardise: bool = False):
         super().__init__()
-        self.T = float(T)
+        self.T, self.standardise = float(T), standardise
+
+    def build(self, student: Side, teacher: Side) -> None:
+        if self.standardise:
+            need_three_classes(student)
 
     def lessons(self) -> Lessons:
         return Lessons(vectors=("logits",))
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        return {"kd": kd_loss(view.student["logits"], view.teacher["logits"], self.T)}
+        logits_S, logits_T = view.student["logits"], view.teacher["logits"]
+        if self.standardise:
+            logits_S, logits_T = standardise(logits_S), standardise(logits_T)
+        return {"kd": kd_loss(logits_S, logits_T, self.T)}

@@ -89,7 +89,7 @@ def _create_own(name: str, num_classes: int) -> nn.Module:
     arguments = {"num_classes": num_classes} if _takes_num_classes(build) else {}
     try:
         model = build(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         called = f"num_classes={num_classes}" if arguments else "no arguments"
         raise LetkdError(f"{name!r}, called with {called}, failed with {reason(error)}") from error
     if not isinstance(model, nn.Module):
@@ -143,7 +143,9 @@ def _import_file(path: Path) -> ModuleType:
     try:
         # Compiled here and not by the spec's loader, whose cached bytecode can be older than what was just read.
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[unique]
+        if not isinstance(error, Exception | SystemExit):
+            raise
         raise LetkdError(f"importing {path} failed with {reason(error)}") from error
     return module

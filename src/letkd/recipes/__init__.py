@@ -1,6 +1,6 @@
-"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- what the user sets.
+"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- preset <- user.
 
-A file of the user's own stands for pair and exceptions: base <- method <- the file <- its table `[rows.METHOD]`.
+A file of the user's own stands for pair and exceptions: base <- method <- preset <- the file <- its table `[rows.METHOD]`.
 """
 
 import tomllib
@@ -16,7 +16,17 @@ from letkd.recipes.schema import Recipe, full_path, validate
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
 
-__all__ = ["Recipe", "list_cells", "list_methods", "list_pairs", "list_rows", "merge", "resolve", "resolve_with_sources"]
+__all__ = [
+    "Recipe",
+    "list_cells",
+    "list_methods",
+    "list_pairs",
+    "list_presets",
+    "list_rows",
+    "merge",
+    "resolve",
+    "resolve_with_sources",
+]
 
 
 def list_pairs() -> list[str]:
@@ -27,6 +37,11 @@ def list_pairs() -> list[str]:
 def list_methods() -> list[str]:
     """Every method that has a recipe."""
     return sorted(path.stem for path in (HERE / "methods").glob("*.toml"))
+
+
+def list_presets() -> list[str]:
+    """Every preset: settings of training that go with any cell."""
+    return sorted(path.stem for path in (HERE / "presets").glob("*.toml"))
 
 
 def list_cells() -> list[str]:
@@ -43,6 +58,7 @@ def resolve(
     name: str | Path | None,
     *,
     method: str | None = None,
+    preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     quick: bool = False,
@@ -53,17 +69,20 @@ def resolve(
         name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
         method: a row of the table, or one that the file defines as `[rows.NAME]`; `ce` (the student alone) where nothing says
             otherwise. In the row `teacher` the pair's teacher, whatever sets it, takes the student's place.
+        preset: settings of training that lie over the pair and the method, and under a file of the user's own; `list_presets`
+            has their names. The file may name one itself, with `preset = "fast"`.
         overrides: what the caller sets, by dotted keys.
         settings: what the user sets last, as `key=value` strings with TOML values.
         quick: shrink what the files say to a smoke run; overrides and settings count nevertheless.
     """
-    return resolve_with_sources(name, method=method, overrides=overrides, settings=settings, quick=quick)[0]
+    return resolve_with_sources(name, method=method, preset=preset, overrides=overrides, settings=settings, quick=quick)[0]
 
 
 def resolve_with_sources(
     name: str | Path | None,
     *,
     method: str | None = None,
+    preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     quick: bool = False,
@@ -72,7 +91,7 @@ def resolve_with_sources(
 
     A key that nothing sets, so that the schema's own default holds, has no source.
     """
-    layers, method = _files(name, method)
+    layers, method = _files(name, method, preset)
     if quick:
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
@@ -90,7 +109,7 @@ def resolve_with_sources(
 _Layer = tuple[str, dict[str, Any]]  # where it comes from, and what it says
 
 
-def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], str | None]:
+def _files(name: str | Path | None, method: str | None, preset: str | None) -> tuple[list[_Layer], str | None]:
     """What the files say, the first least, and the method that is meant."""
     layers = [_packaged("base.toml")]
     own: list[_Layer] = []
@@ -99,6 +118,8 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
     if name is not None and str(name).endswith(".toml"):
         table = _read(Path(name))
         rows = _own_rows(table, str(name))
+        own_preset = table.pop("preset", None)
+        preset = preset or own_preset
         own = [(str(name), table)]
     elif name is not None:
         pair_name, method = _split(str(name), method)
@@ -116,6 +137,10 @@ def _files(name: str | Path | None, method: str | None) -> tuple[list[_Layer], s
             raise RecipeError(f"there is no method {method!r}; nearest: {nearest(str(method), [*rows, *list_methods()])}")
         for known, layer in _chain(method):
             layers += [layer, exceptions[known]] if known in exceptions else [layer]
+    if preset is not None:
+        if preset not in list_presets():
+            raise RecipeError(f"there is no preset {preset!r:.60}; choose one of {', '.join(list_presets())}")
+        layers.append(_packaged(f"presets/{preset}.toml"))
     return layers + own, method
 
 
@@ -128,10 +153,11 @@ def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
 
 
 def _chain(method: str) -> list[tuple[str, _Layer]]:
-    """A method's file, after that of the method it is `like`, if it says so: it then holds only what differs."""
+    """A method's file, after those of the methods it is `like`, if it names any: it then holds only what differs."""
     source, table = _packaged(f"methods/{method}.toml")
-    like = table.pop("like", None)
-    return [*(_chain(like) if like else []), (method, (source, table))]
+    like = table.pop("like", [])
+    before = [like] if isinstance(like, str) else like
+    return [*(layer for name in before for layer in _chain(name)), (method, (source, table))]
 
 
 def _packaged(path: str) -> _Layer:

@@ -54,14 +54,31 @@ class Network(_Table):
     model: str
     weights: str | None = None
     taps: dict[str, str] = {}
+    freeze: list[str] = Field(default=[], description="patterns of parameter names that are not trained, such as layer1.*")
+
+
+class Group(_Table):
+    """Parameters with a rate or a weight decay of their own."""
+
+    match: str = Field(
+        description="pattern of parameter names in the student, such as fc.*; the first group that matches counts"
+    )
+    lr: float | None = Field(default=None, gt=0, le=STEEPEST)
+    weight_decay: float | None = Field(default=None, ge=0, le=STEEPEST)
 
 
 class Optim(_Table):
-    """SGD and its schedule."""
+    """The optimiser and its schedule."""
 
+    name: str = Field(description="sgd, adamw, or any other class of torch.optim")
     lr: float = Field(gt=0, le=STEEPEST)
-    momentum: float = Field(ge=0, lt=1)
-    nesterov: bool
+    momentum: float = Field(ge=0, lt=1, description="of optimisers that have one, as sgd and rmsprop")
+    nesterov: bool = Field(description="of sgd")
+    settings: dict[str, Any] = Field(default={}, description="the optimiser's other arguments, such as betas = [0.9, 0.95]")
+    decay_norms: bool = Field(description="weight decay also for vectors and scalars: norms, biases, the KD layer's scales")
+    groups: list[Group] = Field(
+        default=[], description="rates and decays of their own, as for the head of a pre-trained student"
+    )
     weight_decay: float = Field(ge=0, le=STEEPEST)
     schedule: Literal["milestones", "cosine", "linear", "constant"] = Field(
         description="how the rate falls: by gamma after each milestone, or per step to zero along a cosine or a line"

@@ -10,7 +10,7 @@ from letkd.report.charts import Chart, Series
 from letkd.report.grid import Cell, Grid
 from letkd.report.paper import PaperResult, paper_result
 from letkd.report.results import NONE
-from letkd.report.tables import mean_std
+from letkd.runs.results import mean_std
 
 if TYPE_CHECKING:
     from letkd.train.trials import Variant

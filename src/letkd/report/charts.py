@@ -99,7 +99,11 @@ def _lines(axes: "Axes", chart: Chart) -> None:
         if series.low is not None and series.high is not None:
             axes.fill_between(chart.x, _gaps(series.low), _gaps(series.high), color=colour, alpha=0.15, linewidth=0)
     if chart.log_y:
+        from matplotlib.ticker import LogFormatter
+
         axes.set_yscale("log")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks(LogFormatter())  # the usual one writes powers of ten in mathtext
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:

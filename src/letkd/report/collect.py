@@ -1,19 +1,22 @@
 """Run folders as a report sees them: found on disk, read, and grouped into rows (a method) and columns (a pair) of the tables."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from letkd.errors import RunError
+from letkd.errors import LetkdError, RunError
+from letkd.files import must_be_utf8
+from letkd.progress import say
 from letkd.recipes import Recipe, list_methods, list_pairs, resolve
 from letkd.recipes.layers import as_toml, dotted, leaves
 from letkd.report.paper import PaperResult, paper_result, place
-from letkd.train.runs import Result, recipe_of
+from letkd.runs.folder import RunFolder, Tell
+from letkd.runs.records import Note, Result
 
-NOTE = "note.json"
+What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student
 
 # What may differ from a cell's recipe without making it another experiment: where files lie, and which trial it is.
@@ -22,12 +25,16 @@ _CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run on disk. `result` is None while it is not finished; `rows` are the epochs of metrics.jsonl."""
+    """One run as it was when it was read. `result` is None while it is not finished; `rows` are those of its log, by epoch."""
 
     path: Path
     recipe: Recipe
     result: Result | None
     rows: list[dict[str, Any]]
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,43 +71,54 @@ class Group:
         return None if self.method is None else paper_result(f"{self.pair}/{self.method}")
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Every run in these folders or below them, each once."""
-    found: dict[Path, Run] = {}
+def find_runs(paths: Iterable[str | Path], *, tell: Tell = say) -> list[Run]:
+    """Every run in these folders or below them, each once.
+
+    Args:
+        tell: gets a line for each run, or part of one, that is damaged and left out.
+    """
+    found: dict[Path, Run | None] = {}
     for path in map(Path, paths):
-        if not path.is_dir():
+        if not must_be_utf8(path).is_dir():
             raise RunError(f"{path} is no folder; name a run folder, or one with runs below it")
-        folders = sorted({held.parent for held in path.rglob("recipe.toml")})
-        if not folders and not list(path.rglob(NOTE)):
-            raise RunError(f"{path} holds no run: there is no recipe.toml in it or below; name the folder that --out named")
+        folders = RunFolder.below(path)
+        if not folders and not RunFolder.noted_below(path):
+            raise RunError(
+                f"{path} holds no run: there is no {RunFolder.RECIPE} in it or below; name the folder that --out named"
+            )
         for folder in folders:
-            found.setdefault(folder.resolve(), read_run(folder))
-    return list(found.values())
+            if folder.resolve() not in found:
+                found[folder.resolve()] = _attempt(lambda folder=folder: read_run(folder, tell=tell), tell)
+    return [run for run in found.values() if run is not None]
 
 
-def read_run(folder: Path) -> Run:
-    """A run as it is on disk; rows that a kill cut off are left out."""
-    recipe = recipe_of(folder)
-    metrics = folder / "metrics.jsonl"
-    rows = []
-    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return Run(folder, recipe, _result(folder / "result.json"), rows)
+def read_run(path: Path, *, tell: Tell = say) -> Run:
+    """A run as it is on disk; a result that is damaged counts as none."""
+    folder = RunFolder(path)
+    return Run(folder.path, folder.recipe, _attempt(lambda: folder.result, tell), folder.rows(tell=tell))
 
 
-def _result(path: Path) -> Result | None:
+def _attempt(read: Callable[[], What], tell: Tell) -> What | None:
     try:
-        return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{path} is damaged, or of another letkd: {error}") from None
+        return read()
+    except LetkdError as error:
+        tell(f"{str(error).splitlines()[0]}; the report leaves it out")
+        return None
 
 
-def find_groups(paths: Sequence[str | Path]) -> list[Group]:
-    """The runs below these folders as rows: pairs in the order of their names, methods in the paper's."""
-    runs = find_runs(paths)
+def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]:
+    """The runs below these folders as rows: pairs in the order of their names, methods in the paper's.
+
+    Args:
+        tell: as for `find_runs`.
+    """
+    told: list[str] = []
+
+    def note(line: str) -> None:
+        told.append(line)
+        tell(line)
+
+    runs = find_runs(paths, tell=note)
     by_recipe: dict[str, list[Run]] = {}
     for run in runs:
         by_recipe.setdefault(_key(run.recipe), []).append(run)
@@ -117,7 +135,9 @@ def find_groups(paths: Sequence[str | Path]) -> list[Group]:
             runs_by_seed = sorted(held, key=lambda run: run.recipe.train.seed)
             groups.append(Group(title, pair, method, runs_by_seed, _changed(recipe, pair, method)))
     groups = _with_own_titles(groups)
-    groups += _without_runs(paths, groups)
+    groups += _without_runs(paths, groups, note)
+    if not groups:
+        raise RunError(f"there is no run to report on: {'; '.join(told[:2])}")
     return sorted(groups, key=lambda group: (group.pair, place(group.method), group.title))
 
 
@@ -199,15 +219,11 @@ def _with_own_titles(groups: list[Group]) -> list[Group]:
     return named
 
 
-def _without_runs(paths: Sequence[str | Path], groups: list[Group]) -> list[Group]:
+def _without_runs(paths: Sequence[str | Path], groups: list[Group], tell: Tell) -> list[Group]:
     """Rows for what a comparison could not run, and why."""
-    found = []
-    for path in sorted({held for folder in paths for held in Path(folder).rglob(NOTE)}):
-        try:
-            note = json.loads(path.read_text(encoding="utf-8"))
-            group = Group(str(note["title"]), str(note["pair"]), str(note["method"]), [], note=str(note["note"]))
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{path} is damaged; remove it, and the comparison says anew what did not run") from None
-        if not any((group.pair, group.method) == (other.pair, other.method) for other in groups):
-            found.append(group)
-    return found
+    found = {}
+    for folder in (folder for path in paths for folder in RunFolder.noted_below(Path(path))):
+        note: Note | None = _attempt(lambda folder=folder: RunFolder(folder).note, tell)
+        if note is not None and not any((note.pair, note.method) == (other.pair, other.method) for other in groups):
+            found[folder.resolve()] = Group(note.title, note.pair, note.method, [], note=note.note)
+    return list(found.values())

@@ -25,6 +25,7 @@ HEALTH = {
 SHARES = {"discarded", "agreement"}
 DIGITS = {"used": 1, "dead": 1}
 
+LARGEST = 1e30
 Value = Callable[[dict[str, Any]], float | None]
 
 
@@ -34,7 +35,7 @@ def by_epoch(group: Group, value: Value, name: str, colour: int) -> Series:
     for run in group.runs:
         for row in run.rows:
             found = value(row)
-            if found is not None:
+            if found is not None and abs(found) < LARGEST:  # neither NaN nor infinite, which no axis can hold
                 columns.setdefault(int(row["epoch"]), []).append(float(found))
     epochs = range(1, last_epoch(group) + 1)
     held = [columns.get(epoch) for epoch in epochs]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.errors import TapError
+from letkd.errors import NonFiniteError, TapError
 from letkd.report.charts import a_figure
 from letkd.report.sites import at_rest
 from letkd.taps import Taps, as_logits, as_taps
@@ -42,7 +42,10 @@ def answer(model: nn.Module, batch: Batch, *, step: int = 128) -> Answer:
             output, features = taps(x)
             pooled.append(features["pooled"].flatten(1).float())
             logits.append(as_logits(output, model).float())
-    return Answer(torch.cat(pooled), torch.cat(logits))
+    found = Answer(torch.cat(pooled), torch.cat(logits))
+    if not (torch.isfinite(found.pooled).all() and torch.isfinite(found.logits).all()):
+        raise NonFiniteError(f"{type(model).__name__} gives NaN or infinity for test images; check its weights")
+    return found
 
 
 def in_the_plane(pooled: Tensor, way: Way = "pca") -> np.ndarray:

@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,10 +37,10 @@ class Grid:
 
 
 def as_markdown(grid: Grid) -> str:
-    lines = [[_markdown(name) for name in grid.head], ["---", *("---:" for _ in grid.head[1:])]]
-    lines += [[_bold(cell, _markdown, "**", "**") for cell in row] for row in grid.rows]
+    lines = [[escape_markdown(name) for name in grid.head], ["---", *("---:" for _ in grid.head[1:])]]
+    lines += [[_bold(cell, escape_markdown, "**", "**") for cell in row] for row in grid.rows]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"### {_markdown(grid.title)}\n\n{text}" + "".join(f"\n{_markdown(note)}\n" for note in grid.notes)
+    return f"### {escape_markdown(grid.title)}\n\n{text}" + "".join(f"\n{paragraph_markdown(note)}\n" for note in grid.notes)
 
 
 def as_latex(grid: Grid) -> str:
@@ -89,7 +90,7 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _no_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") else value
 
 
 def _bold(cell: Cell, escape: Callable[[str], str], before: str, after: str) -> str:
@@ -107,20 +108,20 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Text as Markdown shows it: no emphasis, links, formulae or HTML."""
     text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "\\|*_`[]" else c for c in text)
+    return "".join(f"\\{c}" if c in "\\|*_`[]$~#" else c for c in text)
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "–": "--",
-    "−": "$-$",
-}
-_LATEX |= {"α": r"$\alpha$", "Δ": r"$\Delta$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$"}
+def paragraph_markdown(text: str) -> str:
+    """A paragraph of its own: at its start, no list, quotation or line across either."""
+    return re.sub(r"^(\d*)([-+>]|[.)](?=\s))", r"\1\\\2", escape_markdown(text))
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+_LATEX |= {"α": r"$\alpha$", "Δ": r"$\Delta$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$", "−": "$-$"}
+_LATEX |= {"[": "{[}", "*": "{*}"}  # behind \\ and rules they would begin an option
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
 
 

@@ -80,7 +80,7 @@ def _on_the_pair(recipe: Recipe) -> tuple[str, str]:
     except UnsupportedPair as error:
         return f"– ({error})", "–"
     shipped = sum(parameter.numel() for parameter in distiller.export().parameters())
-    roles = {role for method in methods for role in method.reads.teacher} or {"logits"}
+    roles = {role for method in methods for role in method.reads.teacher or ("logits",)}
     return ", ".join(sorted(roles)), f"{shipped - bare:,}"
 
 

@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, Dataset, Loader
 from letkd.data.loader import normalise
+from letkd.deploy.facts import facts_from
 from letkd.distiller import Distiller
-from letkd.errors import CheckpointError, LetkdError, RunError
+from letkd.errors import LetkdError, RunError
 from letkd.models import list_models
 from letkd.models.cost import macs
+from letkd.progress import say
 from letkd.report.collect import Run
+from letkd.runs.checkpoint import load_trained
+from letkd.runs.evaluate import Predictions, predict
 from letkd.student import load_student, read_header
 from letkd.train.build import build_distiller, build_network, read_data
-from letkd.train.checkpoint import NAME
-from letkd.train.evaluate import Predictions, predict
 
 What = TypeVar("What")
-PREDICTIONS = "predictions.safetensors"
 
 
 @dataclass
@@ -50,6 +50,11 @@ class Opened:
                 self.missing.append(sentence)
             return None
 
+    def note(self, sentence: str) -> None:
+        """Tell the person at once, and the reader in the page."""
+        say(sentence)
+        self.missing.append(sentence)
+
     def data(self, run: Run) -> Dataset:
         """The run's data set, read once for all runs that share it."""
         recipe = run.recipe
@@ -62,16 +67,17 @@ class Opened:
 
     def student(self, run: Run) -> nn.Module:
         """The student as it ships."""
-        path = run.path / "student.safetensors"
-        if not path.exists():
-            raise RunError(f"{run.path} has no student.safetensors; finish the run with the command that started it")
+        path = run.folder.student
+        if not path.is_file():
+            raise RunError(f"{run.path} has no {path.name}; finish the run with the command that started it")
+        self._must_be_known(run, read_header(path)["model"])
         return load_student(path, model=run.recipe.student.model if self.trust else None)
 
     def teacher(self, run: Run) -> nn.Module:
         """The teacher that a run learnt from."""
         if run.recipe.teacher is None or run.recipe.teacher.weights is None:
             raise RunError(f"{run.path} had no teacher")
-        self._must_be_known(run)
+        self._must_be_known(run, run.recipe.teacher.model)
         return build_network(run.recipe.teacher, self.data(run)).eval()
 
     def macs(self, run: Run) -> int:
@@ -82,40 +88,41 @@ class Opened:
 
     def classes(self, run: Run) -> tuple[str, ...]:
         """The names of the classes, as the student's file has them."""
-        header = read_header(run.path / "student.safetensors")
-        return tuple(str(name) for name in header.get("classes") or range(header["num_classes"]))
+        facts = facts_from(read_header(run.folder.student), run.folder.student)
+        return tuple(_printable(facts.name_of(c)) for c in range(facts.num_classes))
 
     def predictions(self, run: Run) -> Predictions:
         """What the student takes the test images for: from the run's own file, or by running it."""
-        held = run.path / PREDICTIONS
+        held = run.folder.predictions
         if held.exists():
-            return Predictions.load(held)
+            return Predictions.load(held, len(self.classes(run)))
         data = self.data(run)
         loader = Loader(data.test, max(run.recipe.data.batch_size, 128), mean=data.mean, std=data.std)
         return predict(self.student(run), loader, description=f"test images of {run.path.name}")
 
     def distiller(self, run: Run) -> Distiller:
         """Student, teacher, templates and fitted supervision as the last checkpoint has them."""
-        self._must_be_known(run)
-        path = run.path / "last" / NAME
-        if not path.exists():
-            raise RunError(f"{run.path} has no checkpoint in {path.parent.name}/, and the templates are in it")
+        networks = (run.recipe.student, run.recipe.teacher)
+        self._must_be_known(run, *(network.model for network in networks if network is not None))
+        last = run.folder.last
+        if not last.is_dir():
+            raise RunError(f"{run.path} has no checkpoint in {last.name}/, and the templates are in it")
         distiller = build_distiller(run.recipe, self.data(run))
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if name.startswith("module.")]  # noqa: SIM118 - safe_open is no dict
-                distiller.load_state_dict({name.removeprefix("module."): file.get_tensor(name) for name in names})
-        except (SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"{path} does not fit its recipe: {str(error).splitlines()[0]}") from None
+        load_trained(distiller, last)
         return distiller.eval()
 
-    def _must_be_known(self, run: Run) -> None:
-        for network in (run.recipe.student, run.recipe.teacher):
-            if network is not None and network.model not in list_models() and not self.trust:
+    def _must_be_known(self, run: Run, *models: str) -> None:
+        for model in models:
+            if model not in list_models() and not self.trust:
                 raise RunError(
-                    f"{run.path} names the network {network.model!r}, which is none of the zoo, and code is not run because a "
+                    f"{run.path} names the network {model!r}, which is none of the zoo, and code is not run because a "
                     "file names it; where you trust it, add --trust"
                 )
+
+
+def _printable(name: str) -> str:
+    """A name from a file, without what UTF-8 cannot hold."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def some(labels: Tensor, n: int) -> Tensor:

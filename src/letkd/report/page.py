@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,16 @@ class Book:
         return f'<figure class="chart" data-chart="{len(self.charts) - 1}"></figure>'
 
     def data(self) -> dict[str, Any]:
-        return {"charts": self.charts, "knowledge": self.knowledge, "planes": self.planes}
+        return {"charts": self.charts, "knowledge": _finite(self.knowledge), "planes": self.planes}
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text(value: object) -> str:

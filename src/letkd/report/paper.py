@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-# The rows of the supplement's CIFAR-100 table from top to bottom, AT+KD where the ImageNet table has it, then the ablations.
+# The rows of the supplement's CIFAR-100 table from top to bottom, AT+KD where the ImageNet table has it; newer methods, letKD beside
+# others, then the ablations.
 ORDER = (
     "teacher",
     "ce",
@@ -28,6 +29,12 @@ ORDER = (
     "quest",
     "letkd-1",
     "letkd-2",
+    "kd-ls",
+    "dkd-ls",
+    "letkd-1-kd",
+    "letkd-2-kd",
+    "letkd-1-kd-ls",
+    "letkd-2-kd-ls",
     "quest-3x3",
     "letkd-1-3x3",
     "quest-2",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from letkd.report.collect import Group
 from letkd.report.grid import Cell, Grid
 from letkd.report.paired import NOTE, PairedDifference, head, paired_difference
-from letkd.report.tables import mean_std
+from letkd.runs.results import mean_std
 
 NONE = "–"
 

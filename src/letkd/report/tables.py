@@ -2,45 +2,14 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from letkd.report.grid import escape_markdown, paragraph_markdown
 from letkd.report.paired import NOTE, head, paired_difference
+from letkd.runs.results import Row, mean_std
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from letkd.train.runs import Result
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method and its finished runs; where there are none, a note says why.
-
-    Args:
-        name: the method's, or that of the user's own row.
-        seeds: of the results, in their order.
-    """
-
-    title: str
-    results: "Sequence[Result]"
-    note: str = ""
-    name: str = ""
-    seeds: Sequence[int] = ()
-
-    def by_seed(self) -> dict[int, float]:
-        """Test accuracy of the last epoch by seed."""
-        return {seed: result.last_test for seed, result in zip(self.seeds, self.results, strict=False)}
-
-
-def mean_std(values: Sequence[float | None]) -> str:
-    """`mean ± std` (the sample's, n − 1) with two digits; a lone value has no std; a dash where there is none."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    if len(known) == 1:
-        return f"{known[0]:.2f}"
-    return f"{statistics.mean(known):.2f} ± {statistics.stdev(known):.2f}"
 
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -83,9 +52,10 @@ def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:
         against: the name of the row that every other one is compared with, seed by seed.
     """
     columns = _columns(rows, against)
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
-    lines += [" | ".join(cell(row) for cell in columns.values()) for row in rows]
-    return "".join([f"| {line} |\n" for line in lines] + [f"\n{note}\n" for note in _notes(rows, columns)])
+    lines = [" | ".join(map(escape_markdown, columns)), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(escape_markdown(cell(row)) for cell in columns.values()) for row in rows]
+    notes = [f"\n{paragraph_markdown(note)}\n" for note in _notes(rows, columns)]
+    return "".join([f"| {line} |\n" for line in lines] + notes)
 
 
 def as_rich(rows: Sequence[Row], title: str, against: str | None = None) -> "Table":

@@ -1,5 +1,6 @@
 """`report.html` and the files beside it, from run folders."""
 
+import hashlib
 import io
 import os
 import re
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from letkd import __version__
 from letkd.errors import RunError, nearest
-from letkd.files import write_whole
+from letkd.files import must_be_utf8, refuse_link, sweep, write_whole
 from letkd.progress import bar
 from letkd.report import sections as parts
 from letkd.report.collect import Group, find_groups
@@ -51,11 +52,13 @@ def write_report(
         against: title or method of the row that the others are compared with; the first student of each pair if omitted.
     """
     out = Path(out)
-    groups = find_groups(paths)
+    files = must_be_utf8(out) / "report"
+    refuse_link(files)
+    opened, book = Opened(root=root, trust=trust), Book()
+    groups = find_groups(paths, tell=opened.note)
     if against is not None and not any(against in (group.title, group.method) for group in groups):
         rows = nearest(against, {name for group in groups for name in (group.title, group.method) if name})
         raise RunError(f"--against {against!r} is no row of these runs; nearest: {rows}")
-    opened, book = Opened(root=root, trust=trust), Book()
     pairs = by_pair(groups)
     found = [Section("results", "Results", parts.results(book, groups, opened, against))]
     builders: dict[tuple[str, str], Callable[[str, list[Group]], str]] = {
@@ -75,10 +78,12 @@ def write_report(
             if body:
                 found.append(Section(key, title, (paragraph(INTRODUCTIONS[key]) if key in INTRODUCTIONS else "") + body))
     found.append(Section("made", "How it was made", _made(groups, opened, out)))
+    for folder in (out, files):
+        sweep(folder)
     for name, content in book.files.items():
-        write_file(out / "report" / re.sub(r"[^\w.-]", "-", name), content)
+        write_file(files / _file_name(name), content)
     page = render(_title(pairs), _lead(groups, pairs), found, book.data(), f"Written by letkd {__version__}.")
-    write_whole(out / "report.html", page.encode())
+    write_whole(out / "report.html", page.encode(errors="backslashreplace"))
     return out / "report.html"
 
 
@@ -115,14 +120,28 @@ def _made(groups: Sequence[Group], opened: Opened, out: Path) -> str:
     return body + paragraph("Tables and figures for papers are in the folder report beside this page.", "note")
 
 
+def _file_name(name: str, most: int = 100) -> str:
+    """A plain file name, cut where it is too long for a file system; a digest then keeps it apart from others."""
+    plain = re.sub(r"[^\w.-]", "-", name)
+    if len(plain.encode()) <= most:
+        return plain
+    ending = plain[plain.rindex(".") :] if plain.endswith((".csv", ".md", ".tex")) else ""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{plain.encode()[:most].decode(errors='ignore')}-{digest}{ending}"
+
+
 def write_file(path: Path, content: "str | Figure") -> None:
     """A text as it is; a figure as PNG and SVG, the same each time."""
     if isinstance(content, str):
-        write_whole(path, content.encode())
+        write_whole(path, content.encode(errors="backslashreplace"))
         return
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
-    with rc_context({"svg.hashsalt": "letkd"}):
+    # Names of classes and methods are text, never mathtext: both for what is there and for the ticks that drawing adds.
+    for label in content.findobj(Text):
+        label.set_parse_math(False)
+    with rc_context({"svg.hashsalt": "letkd", "text.parse_math": False}):
         for kind, facts in (("png", {}), ("svg", {"Date": None})):
             out = io.BytesIO()
             content.savefig(out, format=kind, dpi=160, metadata=facts)

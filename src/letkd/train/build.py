@@ -17,6 +17,7 @@ from letkd.processes import rank, world
 from letkd.recipes.schema import Data, Network, Recipe
 from letkd.taps import as_taps
 from letkd.teacher import fold_teacher
+from letkd.train.optim import freeze
 
 AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "none": lambda table, flip: Augment(),
@@ -84,6 +85,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     if wrong:
         raise RecipeError("; ".join(wrong))
     student = build_network(recipe.student, data)
+    freeze(student, recipe.student.freeze)
     example = torch.zeros(1, 3, *data.image_size)
     if not methods:
         return _laid_out(Distiller(student, weights=recipe.weights, example=example), recipe)

@@ -1,6 +1,5 @@
-"""One training run, from a recipe to a result: the only file that imports Fabric."""
+"""One training run, from a recipe to a result."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,19 +17,22 @@ from letkd.compiled import CompiledParts, check_device
 from letkd.data import Dataset, FileSplit, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
+from letkd.files import tidy
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
-from letkd.progress import bar, is_quiet, on_terminal, say, set_quiet
+from letkd.progress import bar, on_terminal, say
 from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
+from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
+from letkd.runs.evaluate import Accuracy, judge
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Result
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
-from letkd.train.checkpoint import load_checkpoint, save_checkpoint
-from letkd.train.evaluate import Accuracy, evaluate, judge
-from letkd.train.optim import lr_at, phase_at, sgd
-from letkd.train.runs import Result, RunFolder
+from letkd.train.launch import launch
+from letkd.train.optim import build_optimizer, lr_factor, phase_at, set_lr
 from letkd.train.stop import Wish, polite_stop
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
     was best on the validation split is kept beside it. The test split is read once, at the end.
     """
-    fabric = _fabric(recipe)
+    fabric = launch(recipe)
     run = RunFolder(folder, recipe)
     if run.result is not None:
         say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
@@ -69,14 +71,18 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     if recipe.train.compile:
         check_device(fabric.device)
     data = read_data(recipe)
+    if not len(data.test):
+        raise DataError(f"{data.name} has no test images, and a run reports the accuracy on them; add a test split")
     fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
     for phase in recipe.phases:
         distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
     batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
+    shared = Path(supervision or run.supervision)
     with run.begin() if fabric.is_global_zero else nullcontext():
+        if fabric.is_global_zero:
+            tidy(shared)
         wait_for_all()
-        shared = Path(supervision or run.path / "supervision")
         fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
             return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish).train()
@@ -106,7 +112,7 @@ class _Run:
         # What the methods remember is the same in every process already; DDP need not send it round at every step.
         known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
-        wrapped: Any = fabric.setup(distiller, sgd(distiller, self.recipe.optim))
+        wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, self.recipe.optim))
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
         if self.recipe.train.cache_views and distiller.teacher is not None:
@@ -127,8 +133,11 @@ class _Run:
         sums = held.pop("sums")
         if len(sums) != self.fabric.world_size:  # other processes than before: the first takes over what all of them counted
             sums = [_added(sums)] + [{}] * self.fabric.world_size
-        state = State(**held, sums=sums[self.fabric.global_rank])
-        self.fabric.strategy.precision.load_state_dict(state.precision)
+        try:
+            state = State(**held, sums=sums[self.fabric.global_rank])
+            self.fabric.strategy.precision.load_state_dict(state.precision)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise CheckpointError(f"{self.run.last} holds a state of another letkd ({error}); choose another folder") from None
         if state.step:
             say(f"{self.run.path}: goes on in epoch {state.epoch}, after {state.step} of {self.steps} steps")
         else:
@@ -155,7 +164,7 @@ class _Run:
 
     def _board(self) -> AbstractContextManager[Board]:
         if self.fabric.is_global_zero:
-            return board(self.run.path / "tensorboard", self.state.epoch)
+            return board(self.run.tensorboard, self.state.epoch)
         return nullcontext(lambda row: None)
 
     def _epoch(self, tick: Any) -> float:
@@ -171,8 +180,7 @@ class _Run:
             with self.fabric.autocast():
                 self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._heed)
         for batch in islice(self.batches, self.steps - state.step):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._lr(phase, before + state.step)
+            set_lr(self.optimizer, self._lr_factor(phase, before + state.step))
             batch = replace(batch.to(self.fabric.device), epoch=number)
             with self.compiled:
                 step = self.model(batch)
@@ -186,11 +194,13 @@ class _Run:
             state.sums = _added([state.sums, {"#steps": 1, "#images": len(batch.y), "#correct": correct, **terms}])
             tick(f"epoch {state.epoch}  loss {terms['loss']:.3f}")
             self._heed()
-        return self._lr(phase, before)
+        return recipe.optim.lr * self._lr_factor(phase, before)
 
-    def _lr(self, phase: Phase | None, done: int) -> float:
-        """The rate of the next step of a phase, or of the main training, after `done` steps of it."""
-        return lr_at(done, self.recipe, self.steps) if phase is None else (phase.lr or self.recipe.optim.lr)
+    def _lr_factor(self, phase: Phase | None, done: int) -> float:
+        """The rate of the next step of a phase, or of the main training, over the first rate, after `done` steps of it."""
+        if phase is None:
+            return lr_factor(done, self.recipe, self.steps)
+        return (phase.lr or self.recipe.optim.lr) / self.recipe.optim.lr
 
     def _guard(self, terms: dict[str, Tensor]) -> None:
         """Stop at a gradient that is not finite, before it reaches the weights, and shorten one that is too long."""
@@ -219,9 +229,13 @@ class _Run:
         if stop or (save and self.state.step < self.steps):
             self._save()
         if stop:
-            raise Stopped(f"stopped in epoch {self.state.epoch} of {self.epochs}; the same command goes on from there")
+            where = (
+                f"in epoch {self.state.epoch} of {self.epochs}" if self.state.epoch <= self.epochs else "after the last epoch"
+            )
+            raise Stopped(f"stopped {where}; run the same command again to resume")
 
     def _save(self) -> None:
+        self.run.must_be_there()
         self.state.seconds = time.monotonic() - self.began
         self.state.precision = self.fabric.strategy.precision.state_dict()
         state = {**asdict(self.state), "sums": objects_of_all(self.state.sums)}
@@ -234,11 +248,13 @@ class _Run:
         sums = _added(objects_of_all(state.sums))
         steps, images, correct = (sums.pop(name) for name in ("#steps", "#images", "#correct"))
         self._same_batch_norms()
+        check_finite(self.run.last, self.distiller, state.epoch)
         held = self._evaluate(self.distiller.student, "val")
         state.seconds = time.monotonic() - self.began
         if held is not None and (state.best_val is None or held.top1 > state.best_val):
             state.best_val, state.best_val_epoch = held.top1, state.epoch
             if self.fabric.is_global_zero:
+                self.run.must_be_there()
                 save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
         row |= {name: value / steps for name, value in sums.items()}
@@ -255,7 +271,7 @@ class _Run:
     def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
         if not len(getattr(self.data, split)):
             return None
-        return evaluate(student, self._loader(split), description=f"evaluating on {split}")
+        return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed)[0]
 
     def _loader(self, split: str) -> Loader:
         part = getattr(self.data, split)
@@ -265,11 +281,8 @@ class _Run:
         recipe, run, data, state = self.recipe, self.run, self.data, self.state
         student = self.distiller.export()
         unsync_batch_norms(student)
-        if not len(data.test):
-            raise DataError(f"{data.name} has no test images, so there is nothing to report")
-        last, found = judge(student, self._loader("test"), description="evaluating on test")
-        held = self._evaluate(student, "val")
-        if self.fabric.is_global_zero:
+        if self.fabric.is_global_zero:  # before it is evaluated, so that what was trained is there whatever happens then
+            run.must_be_there()
             save_student(
                 student,
                 run.student,
@@ -281,6 +294,10 @@ class _Run:
                 size=data.image_size,
                 resize=data.train.resize if isinstance(data.train, FileSplit) else None,
             )
+        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed)
+        held = self._evaluate(student, "val")
+        if self.fabric.is_global_zero:
+            run.must_be_there()
             found.save(run.predictions)
         wait_for_all()
         best = last if state.best_val_epoch == self.epochs else self._best_on_test(student)
@@ -311,51 +328,6 @@ class _Run:
             say(f"{error}; its accuracy on test is left out")
             return None
         return self._evaluate(student, "test")
-
-
-def _fabric(recipe: Recipe) -> "Fabric":
-    """Fabric, with as many processes as torchrun or SLURM started; everyone but the first is quiet."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    devices, nodes = processes_from(os.environ)
-    if devices * nodes > 1:
-        some_unused = bool(recipe.phases) or not all(recipe.weights.values())
-        strategy = DDPStrategy(find_unused_parameters=some_unused)
-    else:
-        strategy = "auto"
-    if recipe.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(recipe.train.deterministic)
-    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
-    if recipe.train.precision.endswith("mixed"):
-        # Autocast casts what it must. Images rounded before would not be those that the labels were fitted to.
-        object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
-        _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
-    fabric.launch()
-    set_quiet(is_quiet() or not fabric.is_global_zero)
-    return fabric
-
-
-def _meet_anew(restart: int) -> None:
-    """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, world = next(iter(rendezvous("env://")))
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
-
-
-def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Processes a node and nodes, as a launcher says: torchrun's variables first, then SLURM's; 1 and 1 where there is none."""
-    if "LOCAL_WORLD_SIZE" in environment:
-        local = int(environment["LOCAL_WORLD_SIZE"])
-        return local, int(environment["WORLD_SIZE"]) // local
-    if "SLURM_NTASKS_PER_NODE" in environment and "SLURM_PROCID" in environment:
-        return int(environment["SLURM_NTASKS_PER_NODE"]), int(environment.get("SLURM_NNODES", "1"))
-    return 1, 1
 
 
 def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -10,12 +10,13 @@ from torch import nn
 
 from letkd.data import Dataset, Loader, load_data
 from letkd.errors import DataError, RunError, nearest
+from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
+from letkd.runs.evaluate import Accuracy, evaluate
+from letkd.runs.folder import RunFolder
 from letkd.student import load_student, read_header
 from letkd.taps import Taps, as_logits, run_once
 from letkd.train.build import read_data
-from letkd.train.evaluate import Accuracy, evaluate
-from letkd.train.runs import recipe_of
 
 Channels = Sequence[float]
 
@@ -37,8 +38,8 @@ def evaluate_student(
             holds plain weights.
         mean, std: of each channel, where the file's own or the data set's are not meant.
     """
-    path = what / "student.safetensors" if what.is_dir() else what
-    if not path.exists():
+    path = RunFolder(what).student if what.is_dir() else must_be_utf8(what)
+    if not path.is_file():
         raise RunError(_nothing_there(what, student))
     if student is not None and not _is_student_file(path):
         return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std)
@@ -89,13 +90,16 @@ def _nothing_there(what: Path, student: str | None) -> str:
     if name in list_models() or ":" in name:
         return f"{name} is a network without weights; name them with --weights FILE"
     if what.is_dir():
-        return f"{what} is no finished run: it has no student.safetensors; finish it with the command that started it"
+        name = RunFolder(what).student.name
+        return f"{what} is no finished run: it has no {name}; finish it with the command that started it"
     known = f"; the nearest networks are {nearest(name, list_models())}" if student is None and what.parent == Path() else ""
-    return f"{what} does not exist{known}; name a run folder, a student.safetensors file, or a network with --weights FILE"
+    state = "is not a plain file" if what.exists() else "does not exist"
+    return f"{what} {state}{known}; name a run folder, the file of a student, or a network with --weights FILE"
 
 
 def _images(path: Path, data: str | None, root: Path | None) -> Dataset:
-    recipe = recipe_of(path.parent) if (path.parent / "recipe.toml").exists() else None
+    run = RunFolder(path.parent)
+    recipe = run.recipe if run.exists else None
     if data is not None and (recipe is None or data != recipe.data.name):
         return load_data(data, root=root)
     if recipe is None:

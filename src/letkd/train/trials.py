@@ -1,19 +1,18 @@
 """Several seeds of one recipe, and several methods side by side."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from letkd.errors import LetkdError, RecipeError, RunError, UnsupportedPair
-from letkd.files import write_whole
+from letkd.files import refuse_link
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve
-from letkd.report.collect import NOTE
-from letkd.report.tables import Row
-from letkd.train.launch import FitTask, Launcher, Local, Outcome, Task, TrainTask
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Note, Result
+from letkd.runs.results import Row
+from letkd.train.launchers import FitTask, Launcher, Local, Outcome, Task, TrainTask
 from letkd.train.loop import train
-from letkd.train.runs import Result, RunFolder
 
 
 def run_trials(
@@ -32,8 +31,10 @@ def run_trials(
         jobs: seeds trained at once, each in a process of its own; one after the other where it is 1.
         save_minutes: as for `train`.
     """
-    shared = Path(supervision or Path(folder) / "supervision")
+    shared = Path(supervision or RunFolder(folder).supervision)
     runs = _seeds(recipe, Path(folder), n)
+    for _, path in runs:
+        refuse_link(path)
     left = [(trial, path) for trial, path in runs if RunFolder(path, trial).result is None]
     if jobs > 1 and len(left) > 1:
         launcher = Local(jobs)
@@ -96,27 +97,30 @@ def compare(
         launcher: runs methods and seeds at once; one after the other in this process if omitted.
 
     A method that cannot serve the pair gets a row without numbers; one that fails is reported, and the rest go on. Why it has
-    no numbers is kept in its folder as note.json, for reports.
+    no numbers is kept as a note in its folder, for reports.
     """
     folder = Path(folder)
     rows = []
     variants = [method if isinstance(method, Variant) else Variant(method, method) for method in methods]
     recipes = {}
     for variant in variants:  # wrong names before any work
+        refuse_link(folder / variant.name)
         recipes[variant.name] = resolve(pair, method=variant.method, settings=[*variant.settings, *settings], quick=quick)
     if teacher_weights is None:
         teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
     if teacher_weights is None and (not recipes or any(recipe.teacher for recipe in recipes.values())):
         teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
         say(f"training the teacher of {pair}")
-        rows.append(Row(teacher.title, [_alone(teacher, folder / "teacher", launcher)], name="teacher"))
-        teacher_weights = folder / "teacher" / "student.safetensors"
+        own = RunFolder(folder / "teacher")
+        refuse_link(own.path)
+        rows.append(Row(teacher.title, [_alone(teacher, own.path, launcher)], name="teacher"))
+        teacher_weights = own.student
     if teacher_weights is not None:
         weights = {"teacher.weights": str(teacher_weights)}
         for variant in variants:
             values = [*variant.settings, *settings]
             recipes[variant.name] = resolve(pair, method=variant.method, overrides=weights, settings=values, quick=quick)
-    shared = folder / "supervision"
+    shared = RunFolder(folder).supervision
     notes = {} if launcher is None else _at_once(launcher, recipes, folder, trials, shared)
     for k, variant in enumerate(variants, start=1):
         recipe = recipes[variant.name]
@@ -128,7 +132,7 @@ def compare(
             note = notes[variant.name]
             found = [] if note else [RunFolder(at, trial).result for trial, at in _seeds(recipe, path, trials)]
             results = [result for result in found if result is not None]
-        _keep_note(path / NOTE, {"pair": _column(pair, recipe), "method": variant.method, "title": title, "note": note})
+        RunFolder(path).keep_note(Note(_column(pair, recipe), variant.method, title, note))
         if note:
             say(f"{title} {note}")
         seeds = [trial.train.seed for trial, _ in _seeds(recipe, path, trials)]
@@ -182,10 +186,3 @@ def _column(pair: str, recipe: Recipe) -> str:
     if not pair.endswith(".toml"):
         return pair
     return f"{recipe.data.name}/{recipe.teacher.model}-{recipe.student.model}" if recipe.teacher else recipe.data.name
-
-
-def _keep_note(path: Path, note: dict[str, str]) -> None:
-    if note["note"]:
-        write_whole(path, json.dumps(note, indent=1).encode())
-    else:
-        path.unlink(missing_ok=True)

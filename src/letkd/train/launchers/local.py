@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import torch
 
 from letkd.errors import Stopped
 from letkd.progress import say, set_quiet
-from letkd.train.launch.tasks import RETRIES, Outcome, Task, attempt
-from letkd.train.stop import polite_stop
+from letkd.train.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.train.stop import STOPPED, immediate_stop, polite_stop
 
 
 class Local:
@@ -41,7 +41,7 @@ class Local:
                         k = waiting.pop(0)
                         at_work[k] = _Worker(tasks[k], slots.pop(), threads)
                     if wish.asked:
-                        raise Stopped("stopped; the same command goes on from the last checkpoints")
+                        raise Stopped(STOPPED)
                     for k, worker in [(k, worker) for k, worker in at_work.items() if not worker.process.is_alive()]:
                         del at_work[k]
                         slots.add(worker.slot)
@@ -100,7 +100,8 @@ def _work(task: Task, result: Connection, threads: int, gpu: str | None) -> None
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA reads it at its first use, which is still to come
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    outcome = attempt(task)
+    with immediate_stop():
+        outcome = attempt(task)
     with suppress(OSError):  # the other side is gone
         result.send(outcome)
 
@@ -108,5 +109,5 @@ def _work(task: Task, result: Connection, threads: int, gpu: str | None) -> None
 def _stop_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        parent.join()
         os.kill(os.getpid(), signal.SIGTERM)

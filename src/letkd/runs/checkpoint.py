@@ -13,9 +13,11 @@ from torch import Tensor, nn, optim
 
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
+from letkd.finite import first_non_finite
 from letkd.models.weights import checksum
 from letkd.processes import objects_of_all, rank, world
 from letkd.progress import say
+from letkd.runs.records import Position, reason
 
 NAME, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 
@@ -28,12 +30,7 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     streams = objects_of_all(random_streams())
     if rank() > 0:
         return
-    for name, parameter in module.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NonFiniteError(
-                f"the parameter {name!r} became NaN or infinite in epoch {state.get('epoch')}; the last good checkpoint is kept in "
-                f"{folder}. Lower the learning rate"
-            )
+    check_finite(folder, module, state.get("epoch"))
     tensors = {f"module.{name}": value for name, value in module.state_dict().items()}
     for name, held in _by_name(module, optimizer).items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in held.items() if isinstance(value, Tensor)}
@@ -44,43 +41,92 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     write_whole(folder / NAME, content, previous=folder / PREVIOUS)
 
 
+def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
+    """Raises for weights or statistics that diverged."""
+    if (name := first_non_finite(module)) is not None:
+        raise NonFiniteError(
+            f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
+            "or clip with --set optim.clip=5"
+        )
+
+
 def load_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any] | None:
     """Restore what `save_checkpoint` wrote last, or, where that is damaged, before; None where there is none."""
+    found = read_checkpoint(folder)
+    if found is None:
+        return None
+    path, tensors, state = found
+    try:
+        _restore(path, tensors, module, optimizer)
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise CheckpointError(f"{path} does not fit the run: {reason(error)}; choose another folder") from None
+    return state
+
+
+def read_checkpoint(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+    """The last checkpoint whose checksum is right: its file, tensors and state; None where there is none at all."""
     found = [path for path in (folder / NAME, folder / PREVIOUS) if path.exists()]
     for path in found:
         try:
-            tensors, state = _read(path)
+            return (path, *_read(path))
         except CheckpointError as error:
             say(f"{error}; the checkpoint before it is used" if path != found[-1] else str(error))
-            continue
-        _restore(path, tensors, module, optimizer)
-        return state
     if found:
         raise CheckpointError(f"{folder} holds no checkpoint that is whole; remove it to start the run anew")
     return None
 
 
+def load_trained(module: nn.Module, folder: Path) -> None:
+    """Take the weights alone from the last checkpoint that is whole; NaN, and parameters that are not finite, are refused."""
+    found = read_checkpoint(folder)
+    if found is None:
+        raise CheckpointError(f"{folder} holds no checkpoint")
+    path, tensors, _ = found
+    held = _of_module(tensors)
+    parameters = {name for name, _ in module.named_parameters()}
+    bad = [name for name, value in held.items() if _is_bad(value, infinite=name in parameters)]
+    if bad:
+        raise CheckpointError(f"{path} holds NaN or infinity in {bad[0]!r}; lower the learning rate and train again")
+    try:
+        module.load_state_dict(held)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its recipe: {reason(error)}") from None
+
+
+def _is_bad(value: Tensor, *, infinite: bool) -> bool:
+    if not value.is_floating_point():
+        return False
+    return not bool(torch.isfinite(value).all()) if infinite else bool(torch.isnan(value).any())
+
+
+def _of_module(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is damaged (it is not a plain file)")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
         if checksum(tensors, metadata["state"]) != metadata["sha256"]:
             raise CheckpointError(f"{path} is damaged (its checksum differs)")
-        return tensors, json.loads(metadata["state"])
-    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged ({str(error).splitlines()[0]})") from None
+        return tensors, Position.model_validate_json(metadata["state"]).model_dump()
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged ({reason(error)})") from None
 
 
 def _restore(path: Path, tensors: dict[str, Tensor], module: nn.Module, optimizer: optim.Optimizer) -> None:
-    held = {name.removeprefix("module."): value for name, value in tensors.items() if name.startswith("module.")}
+    held = _of_module(tensors)
     if other := set(module.state_dict()) ^ set(held):
         raise CheckpointError(f"{path} belongs to another model: {', '.join(sorted(other)[:4])} differ; choose another folder")
     module.load_state_dict(held)
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
         for key in (key for key in tensors if key.startswith(prefix) and "." not in key[len(prefix) :]):
-            optimizer.state[parameter][key[len(prefix) :]] = tensors[key].to(parameter.device)
+            entry = key[len(prefix) :]  # Adam and its kin count their steps on the CPU
+            optimizer.state[parameter][entry] = tensors[key] if entry == "step" else tensors[key].to(parameter.device)
     streams = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
     processes = len(next(iter(streams.values())))
     if processes != world():

@@ -1,0 +1,318 @@
+"""The run folder: every file in it, by name, with what reads and what writes it."""
+
+import json
+import math
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tomli_w
+from pydantic import TypeAdapter
+
+from letkd.errors import RunError
+from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_links, sweep, write_whole
+from letkd.processes import world
+from letkd.progress import say
+from letkd.recipes.schema import Recipe, validate
+from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
+
+LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
+Tell = Callable[[str], object]
+
+
+class RunFolder:
+    """One run on disk: recipe, environment, log, fitted supervision, checkpoint, student, predictions, result.
+
+    Every reader checks what it reads. A damaged file is a RunError that names it and says what to do; the log alone loses the rows
+    that are damaged, and a line says so. Nothing is written before `begin`: a command that turns out wrong leaves nothing behind.
+
+    Args:
+        path: the folder.
+        recipe: of a run that is to be trained here: a folder with another recipe, or with other things in it, is refused. The
+            recipe of the folder itself if omitted.
+    """
+
+    RECIPE: ClassVar = "recipe.toml"
+    ENVIRONMENT: ClassVar = "env.json"
+    LOG: ClassVar = "metrics.jsonl"
+    RESULT: ClassVar = "result.json"
+    NOTE: ClassVar = "note.json"
+    LOCK: ClassVar = ".lock"
+    SUPERVISION: ClassVar = "supervision"
+
+    def __init__(self, path: str | Path, recipe: Recipe | None = None):
+        self.path = must_be_utf8(Path(path))
+        self._lock: int | None = None
+        if recipe is not None:
+            self.recipe = recipe
+            self._must_be_ours()
+
+    # -------------------------------------------------------------------------------------------- names
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / self.RECIPE
+
+    @property
+    def log_file(self) -> Path:
+        """A JSON object for each epoch: line n is epoch n; a line that is lost stays empty."""
+        return self.path / self.LOG
+
+    @property
+    def supervision(self) -> Path:
+        """Folder of fitted supervisions, and of what is cached of the teacher."""
+        return self.path / self.SUPERVISION
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def last(self) -> Path:
+        """Folder of the last two checkpoints; see `letkd.runs.checkpoint`."""
+        return self.path / "last"
+
+    @property
+    def student(self) -> Path:
+        """The trained student; see `letkd.student`."""
+        return self.path / "student.safetensors"
+
+    @property
+    def predictions(self) -> Path:
+        """What the student takes each test image for; see `letkd.runs.evaluate.Predictions`."""
+        return self.path / "predictions.safetensors"
+
+    @property
+    def best_on_validation(self) -> Path:
+        """Weights of the epoch that was best on the validation split."""
+        return self.path / "best_on_validation.safetensors"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return self.recipe_file.is_file()
+
+    @classmethod
+    def children(cls, folder: Path) -> list[Path]:
+        """The folders directly in this one that hold a run."""
+        return sorted(found.parent for found in folder.glob(f"*/{cls.RECIPE}"))
+
+    @classmethod
+    def below(cls, folder: Path) -> list[Path]:
+        """Every folder, this one or below it, that holds a run; links are not followed."""
+        return sorted(found.parent for found in folder.rglob(cls.RECIPE))
+
+    @classmethod
+    def noted_below(cls, folder: Path) -> list[Path]:
+        """Every folder, this one or below it, in which a comparison left a note."""
+        return sorted(found.parent for found in folder.rglob(cls.NOTE))
+
+    # -------------------------------------------------------------------------------------------- readers
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        if not self.recipe_file.exists():
+            raise RunError(f"{self.path} is no run folder: it has no {self.RECIPE}")
+        return validate(self._recipe_table(), str(self.recipe_file))
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs the recipe has, phases included."""
+        return self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
+
+    def rows(self, *, before: float = math.inf, tell: Tell = say) -> list[dict[str, Any]]:
+        """The log's rows of the epochs before one; those after it belong to work that a kill undid.
+
+        Args:
+            tell: gets a line if rows are damaged; they are left out.
+        """
+        return [row for row in self._log_lines(tell) if row is not None and row["epoch"] < before]
+
+    @property
+    def result(self) -> Result | None:
+        """What the run reports; None while it is not finished."""
+        path = self.path / self.RESULT
+        advice = "remove this file, and `letkd train` works the result out again"
+        return self._read(path, RESULT, advice)
+
+    @property
+    def note(self) -> Note | None:
+        """Why a comparison has no runs here; None if it said nothing."""
+        return self._read(self.path / self.NOTE, NOTE, "remove it, and the comparison says again what did not run")
+
+    # -------------------------------------------------------------------------------------------- writers
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"the run folder {self.path} could not be made: {error.strerror}; choose another with --out"
+            ) from None
+        with hold(self.path / self.LOCK) as self._lock:
+            try:
+                self._must_be_ours()  # again: another process may have begun here in the meantime
+                for folder in (self.last, self.supervision, self.tensorboard):
+                    refuse_links(folder)
+                for folder in (self.path, self.last):
+                    sweep(folder, older=0)
+                if self.recipe_file.exists():
+                    self._tell_changes(environment())
+                    self.rows()  # says which of them are lost; `log` then does not
+                else:
+                    write_whole(self.path / self.ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+                    write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
+                yield
+            finally:
+                self._lock = None
+
+    def must_be_there(self) -> None:
+        """Raise if the folder was removed or replaced since `begin`: what is written now would be no run."""
+        if self._lock is None:
+            return
+        lock = self.path / self.LOCK
+        ours = not lock.exists() or os.path.samestat(os.fstat(self._lock), lock.lstat())
+        if not (ours and self.exists):
+            raise RunError(
+                f"{self.path} was removed or replaced while the run was training; run the same command to start again"
+            )
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Write one epoch's row into the log, and drop those after it: all of it or nothing."""
+        self.must_be_there()
+        lines = [b"" if held is None else json.dumps(held).encode() for held in self._log_lines(lambda line: None)]
+        lines = lines[: row["epoch"] - 1]
+        lines += [b""] * (row["epoch"] - 1 - len(lines))
+        write_whole(self.log_file, b"".join(line + b"\n" for line in [*lines, json.dumps(row).encode()]))
+
+    def finish(self, result: Result) -> None:
+        self.must_be_there()
+        write_whole(self.path / self.RESULT, json.dumps(asdict(result), indent=1).encode())
+
+    def keep_note(self, note: Note) -> None:
+        """Write a note, or remove an older one if this one is empty."""
+        path = self.path / self.NOTE
+        if note.note:
+            write_whole(path, json.dumps(asdict(note), indent=1).encode())
+        else:
+            path.unlink(missing_ok=True)
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _must_be_ours(self) -> None:
+        """Raise if the folder holds another run, or something else."""
+        if self.recipe_file.exists():
+            changed = differences(self._recipe_table(), json.loads(json.dumps(self._table(), default=str)))
+            if changed:
+                raise RunError(
+                    f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it"
+                )
+        elif self.path.exists() and (not self.path.is_dir() or any(map(self._foreign, self.path.iterdir()))):
+            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
+
+    def _foreign(self, path: Path) -> bool:
+        """Whether a folder without a recipe may not hold this: fitted supervision and what a failed start left may be there."""
+        return path.name not in (self.SUPERVISION, self.LOCK, self.ENVIRONMENT) and SCRAP.fullmatch(path.name) is None
+
+    def _table(self) -> dict[str, Any]:
+        return self.recipe.model_dump(exclude_none=True)
+
+    def _recipe_table(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(read_plain(self.recipe_file).decode())
+        except (ValueError, RecursionError, OSError) as error:
+            raise RunError(f"{self.recipe_file} is damaged: {reason(error)}") from None
+
+    def _log_lines(self, tell: Tell) -> list[dict[str, Any] | None]:
+        """The log line by line, None for a line that is not the row of its epoch."""
+        try:
+            lines = read_plain(self.log_file).splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            tell(f"{self.log_file} cannot be read ({error.strerror}); its rows are left out")
+            return []
+        rows = [_row(line, epoch) for epoch, line in enumerate(lines, start=1)]
+        if lost := rows.count(None):
+            tell(f"{self.log_file} is damaged: {lost} of its {len(rows)} rows cannot be read and are left out")
+        return rows
+
+    def _read(self, path: Path, kind: TypeAdapter, advice: str) -> Any:
+        try:
+            return kind.validate_json(read_plain(path), strict=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} is damaged ({reason(error)}); {advice}") from None
+
+    def _tell_changes(self, now: dict[str, Any]) -> None:
+        path = self.path / self.ENVIRONMENT
+        try:
+            before = self._read(path, TABLE, "")
+        except RunError:
+            before = None
+        if before is None:
+            say(f"{path} is damaged: under which conditions the run began is not known any more")
+            return
+        changed = [key for key in differences(before, json.loads(json.dumps(now))) if key != "command"]
+        if changed and self.result is None:
+            say(f"{self.path}: began under other conditions ({', '.join(changed)} differ); the last digits may differ, too")
+
+
+def _row(line: bytes, epoch: int) -> dict[str, Any] | None:
+    try:
+        row = EpochRow.model_validate_json(line)
+    except ValueError:
+        return None
+    return row.model_dump(exclude_unset=True) if row.epoch == epoch else None
+
+
+def environment() -> dict[str, Any]:
+    """What could change the numbers: versions, machine, threads, processes."""
+    import torch
+
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "libraries": versions,
+        "threads": torch.get_num_threads(),
+        "processes": world(),
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "command": [word.encode("utf-8", "backslashreplace").decode() for word in sys.argv[1:]],
+    }
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+    """The keys, with dots, in which two tables differ."""
+    changed = []
+    for key in sorted(one.keys() | other.keys()):
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            changed += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            changed.append(f"{prefix}{key}")
+    return changed

@@ -1,0 +1,37 @@
+"""Results as rows of a table: mean ± std over seeds."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from letkd.runs.records import Result
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method and its finished runs; where there are none, a note says why.
+
+    Args:
+        name: the method's, or that of the user's own row.
+        seeds: of the results, in their order.
+    """
+
+    title: str
+    results: Sequence[Result]
+    note: str = ""
+    name: str = ""
+    seeds: Sequence[int] = ()
+
+    def by_seed(self) -> dict[int, float]:
+        """Test accuracy of the last epoch by seed."""
+        return {seed: result.last_test for seed, result in zip(self.seeds, self.results, strict=False)}
+
+
+def mean_std(values: Sequence[float | None]) -> str:
+    """`mean ± std` (the sample's, n − 1) with two digits; a lone value has no std; a dash where there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    if len(known) == 1:
+        return f"{known[0]:.2f}"
+    return f"{statistics.mean(known):.2f} ± {statistics.stdev(known):.2f}"

@@ -1,0 +1,59 @@
+"""The processes of a run, as a launcher started them: the only file that imports Fabric."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from letkd.progress import is_quiet, set_quiet
+from letkd.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def launch(recipe: Recipe) -> "Fabric":
+    """Fabric, with as many processes as torchrun or SLURM started; everyone but the first is quiet."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    devices, nodes = processes_from(os.environ)
+    if devices * nodes > 1:
+        some_unused = bool(recipe.phases) or not all(recipe.weights.values())
+        strategy = DDPStrategy(find_unused_parameters=some_unused)
+    else:
+        strategy = "auto"
+    if recipe.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(recipe.train.deterministic)
+    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
+    if recipe.train.precision.endswith("mixed"):
+        # Autocast casts what it must. Images rounded before would not be those that the labels were fitted to.
+        object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
+        _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+    fabric.launch()
+    set_quiet(is_quiet() or not fabric.is_global_zero)
+    return fabric
+
+
+def _meet_anew(restart: int) -> None:
+    """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world = next(iter(rendezvous("env://")))
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
+
+
+def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Processes a node and nodes, as a launcher says: torchrun's variables first, then SLURM's; 1 and 1 where there is none."""
+    if "LOCAL_WORLD_SIZE" in environment:
+        local = int(environment["LOCAL_WORLD_SIZE"])
+        return local, int(environment["WORLD_SIZE"]) // local
+    if "SLURM_NTASKS_PER_NODE" in environment and "SLURM_PROCID" in environment:
+        return int(environment["SLURM_NTASKS_PER_NODE"]), int(environment.get("SLURM_NNODES", "1"))
+    return 1, 1
