@@ -64,8 +64,9 @@ def test_as_student_checkpoint_and_supervision(bomb, tmp_path, said):
     with pytest.raises(LetkdError, match="holds no checkpoint that is whole"):
         load_checkpoint(tmp_path, module, torch.optim.SGD(module.parameters(), lr=0.1))
     supervision = KMeansSupervision(4)
-    path_of(supervision, tmp_path, "penultimate").write_bytes(bomb)
-    assert not load_fitted(supervision, tmp_path, "penultimate", Origin("t", "p", "d", "s"))
+    origin = Origin("t", "p", "d", "s")
+    path_of(supervision, tmp_path, "penultimate", origin).write_bytes(bomb)
+    assert not load_fitted(supervision, tmp_path, "penultimate", origin)
     assert "not readable" in said()
 
 

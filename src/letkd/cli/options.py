@@ -10,6 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
+    from letkd.train.launchers import Launcher
 
 Cell = Annotated[
     str | None,
@@ -68,6 +69,7 @@ Quick = Annotated[
     bool,
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
 ]
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -143,6 +145,13 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
             f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it, and add --trust if you trust "
             "it, or name the network on the command line"
         )
+
+
+def launcher(jobs: int) -> "Launcher | None":
+    """What runs the tasks: this process itself for one job at a time."""
+    from letkd.train.launchers import Local
+
+    return Local(jobs) if jobs > 1 else None
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
