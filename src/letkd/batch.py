@@ -1,13 +1,13 @@
 """One step's data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from letkd.errors import DataError
+from letkd.errors import DataError, TapError
 
 
 @dataclass
@@ -15,7 +15,8 @@ class Batch:
     """Normalised images `x [b 3 H W]`, class indices `y [b]`, dataset indices `index [b]` where they are known, `epoch` from 1.
 
     `view` says which of its fixed views a loader shows, where it shows such (see `letkd.cache`). `second` holds the same images in a
-    second view, shaped as `x`, for methods that compare two (MLKD).
+    second view, shaped as `x`, for methods that compare two (MLKD). If the images are mixed (`letkd.data.Mix`), `y2 [b]` are the
+    labels of the other images and `lam` is the share of `y`, 1/2 or more.
     """
 
     x: Tensor
@@ -24,6 +25,8 @@ class Batch:
     epoch: int = 1
     view: int | None = None
     second: Tensor | None = None
+    y2: Tensor | None = None
+    lam: float = 1.0
 
     @classmethod
     def of(cls, item: Any, *, channels: int | None = None) -> "Batch":
@@ -47,8 +50,12 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> "Batch":
-        index, second = (None if part is None else part.to(device) for part in (self.index, self.second))
-        return replace(self, x=self.x.to(device), y=self.y.to(device), index=index, second=second)
+        index, second, y2 = (None if part is None else part.to(device) for part in (self.index, self.second, self.y2))
+        return replace(self, x=self.x.to(device), y=self.y.to(device), index=index, second=second, y2=y2)
+
+    def over_labels(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """A loss that reads the labels: `loss(y)`, and for mixed images λ · loss(y) + (1 − λ) · loss(y2)."""
+        return loss(self.y) if self.y2 is None else self.lam * loss(self.y) + (1 - self.lam) * loss(self.y2)
 
 
 def channels_of(model: object) -> int | None:
@@ -120,3 +127,15 @@ def _whole(values: Tensor) -> bool:
 
 def _kind(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+
+
+def example_for(*models: nn.Module) -> Tensor:
+    """An input [1 3 H W] of the size that one of the models knows as its own."""
+    sizes = [getattr(model, "input_size", None) for model in models]
+    size = next((size for size in sizes if size is not None), None)
+    if size is None:
+        names = " and ".join(type(model).__name__ for model in models)
+        raise TapError(
+            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
+        )
+    return torch.zeros(1, *size)

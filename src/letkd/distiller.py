@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from letkd.batch import Batch, channels_of, check_labels
-from letkd.errors import LetkdError, NonFiniteError, TapError, nearest
+from letkd.batch import Batch, channels_of, check_labels, example_for
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
-from letkd.processes import from_first, objects_of_all, rank, several
+from letkd.processes import objects_of_all, rank
 from letkd.progress import bar, say, track
 from letkd.reach import Reach
-from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
+from letkd.supervision.shared import finish_of_all
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
 from letkd.teacher_input import TeacherInput
 
@@ -53,6 +53,9 @@ class Distiller(nn.Module):
         teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
             another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
+        criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
+            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
+            registered, so its parameters are trained.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
@@ -85,6 +88,7 @@ class Distiller(nn.Module):
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
         fused: bool = True,
         checks: bool = True,
     ):
@@ -96,6 +100,7 @@ class Distiller(nn.Module):
             raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
         self.student = student
         self.methods = nn.ModuleList(methods)
+        self.criterion = criterion or F.cross_entropy
         self.checks = checks
         self.teacher_input = teacher_input
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
@@ -142,7 +147,7 @@ class Distiller(nn.Module):
         weights: Mapping[str, float],
     ) -> None:
         if example is None:
-            example = _example_for(self.student, teacher)
+            example = example_for(self.student, teacher)
         here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
         shown = example if self.teacher_input is None else self.teacher_input(example)
         order = None if self.teacher_input is None else self.teacher_input.order
@@ -185,10 +190,14 @@ class Distiller(nn.Module):
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
             check_labels(batch.y, logits.shape[1])
+        if batch.y2 is not None:
+            self.check_mix()
+            if self.checks:
+                check_labels(batch.y2, logits.shape[1])
         view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
-        terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
+        terms = {"ce": batch.over_labels(lambda y: _scalar(self.criterion(logits, y)))}  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
@@ -239,6 +248,12 @@ class Distiller(nn.Module):
             output, features = self._teacher_reads(x if seen is None else seen(x))
             logits = as_logits(output, teacher)
             return {**features, "logits": logits if seen is None else seen.reorder(logits)}
+
+    def check_mix(self) -> None:
+        """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
+        for method in self._methods():
+            if method.unmixable:
+                raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""
@@ -316,6 +331,10 @@ class Distiller(nn.Module):
             batch = Batch.of(item, channels=self._channels).to(device)
             if not len(batch.y):
                 continue  # this process's share of a batch with fewer images than processes
+            if batch.y2 is not None:
+                raise DataError(
+                    "fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix"
+                )
             if self.checks:
                 check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
@@ -323,7 +342,7 @@ class Distiller(nn.Module):
                 part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
         for site, part in unfitted.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-                _finish(part.supervision)
+                finish_of_all(part.supervision)
             part.supervision.to(device)
             facts = (
                 f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
@@ -362,37 +381,12 @@ class Distiller(nn.Module):
         return self
 
 
-def _finish(supervision: Supervision) -> None:
-    """From pixels to labels: by the first process, for all of them."""
-    if not several():
-        return supervision.finish()
-    supervision.gather()
-    fitted: Any = None
-    if rank() == 0:
-        try:
-            supervision.finish()
-            fitted = {name: getattr(supervision, name) for name in supervision.fitted_buffers}
-        except LetkdError as error:
-            fitted = error
-    fitted, supervision.report_ = from_first((fitted, supervision.report_))
-    if isinstance(fitted, LetkdError):
-        raise fitted
-    supervision.reset()  # in the first process, too: all end in the same state, down to what is worked out later
-    for name, value in fitted.items():
-        setattr(supervision, name, value)
-    return None
-
-
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _example_for(*models: nn.Module) -> Tensor:
-    sizes = [getattr(model, "input_size", None) for model in models]
-    size = next((size for size in sizes if size is not None), None)
-    if size is None:
-        names = " and ".join(type(model).__name__ for model in models)
-        raise TapError(
-            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
-        )
-    return torch.zeros(1, *size)
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
+    return loss

@@ -83,6 +83,15 @@ def test_the_first_page(tmp_path, monkeypatch):
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
 
 
+def test_augmentation_and_mixing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = follow("augmentation.md", monkeypatch)
+    assert names["batch"].lam >= 0.5
+    assert torch.isfinite(names["step"].loss)
+    recipe = resolve("strong.toml", overrides={"data.name": "digits", "student.model": "resnet8_tiny"})
+    assert (recipe.data.augment, recipe.data.mix, recipe.train.label_smoothing) == ("crop+randaugment", "cutmix", 0.1)
+
+
 def test_shipping_in_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = follow("deploy.md", monkeypatch, kinds=("python",))

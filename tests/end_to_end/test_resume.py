@@ -32,6 +32,7 @@ SMALL = [
     "student.model=resnet8_tiny",
     "teacher.model=resnet14_tiny",
 ]
+MIXED = ["data.augment=crop+randaugment", "data.erase=0.5", "data.mix=cutmix", "train.label_smoothing=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,20 @@ def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, t
         with pytest.raises(Stopped, match=rf"stopped in epoch {1 + (steps - 1) // 3} of {5 if method == 'ab' else 3}"):
             loop.train(recipe, tmp_path / "stopped")
     torch.manual_seed(123)  # whatever happened in between
+    loop.train(recipe, tmp_path / "stopped")
+    same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    "settings", [MIXED, ["data.augment=resized-crop+trivial", "data.mix=mixup"]], ids=["randaugment, cutmix", "trivial, mixup"]
+)
+def test_a_run_on_mixed_images_goes_on_at_the_next_step(settings, teacher, tmp_path, monkeypatch):
+    recipe = recipe_for("letkd-2", teacher, *settings)
+    loop.train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stopped_after(5, patch)
+        with pytest.raises(Stopped):
+            loop.train(recipe, tmp_path / "stopped")
     loop.train(recipe, tmp_path / "stopped")
     same_end(tmp_path / "whole", tmp_path / "stopped")
 

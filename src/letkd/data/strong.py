@@ -97,11 +97,14 @@ class Strong(Augment):
         values = torch.rand(b, EACH, generator=generator, dtype=torch.float64)
         return *before, operations, values, torch.rand(b, 3, generator=generator, dtype=torch.float64)
 
-    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
         return self.first.picture(picture, *draws[:-3], size=size, resize=resize)
 
     def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
         return _strong(self.first.batch(images, *draws[:-3]), *draws[-3:])
+
+    def normalised(self, x: Tensor, *draws: Tensor) -> Tensor:
+        return self.first.normalised(x, *draws[:-3])
 
     def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
         return _strong(self.first(images, *draws[:-3]), *draws[-3:])

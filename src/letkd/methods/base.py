@@ -195,7 +195,8 @@ class Method(nn.Module):
     gives the losses, each a scalar without weight; `export` gives what ships. If `fused` is set before `build` and the method
     has a form that needs less time and memory, that one is used; it differs by rounding and by the tail of p_T (docs/deviations.md,
     D48). `loss` says in words what the docstrings of `formulae` say in symbols. With `two_views`, both networks also see the
-    batch's second view.
+    batch's second view. `unmixable` says why it cannot learn from mixed images, if so; a method that can, and reads the labels, reads
+    them by `view.batch.over_labels`.
     """
 
     name: ClassVar[str]
@@ -204,6 +205,7 @@ class Method(nn.Module):
     formulae: ClassVar[tuple[Callable[..., Any], ...]]
     two_views: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = True  # the teacher's, or its classifier: both networks must then know the same classes
+    unmixable: ClassVar[str] = ""
 
     def __init__(self):
         super().__init__()

@@ -57,6 +57,7 @@ class CRD(Method):
     loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
     formulae: ClassVar = (contrast, nce_loss)
     reads_logits: ClassVar[bool] = False
+    unmixable: ClassVar[str] = "its memory has one row per image, and a mixed image would belong to two"
 
     def __init__(
         self,

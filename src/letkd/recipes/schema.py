@@ -9,11 +9,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from letkd.errors import RecipeError, nearest
 
 LARGEST_SIDE = 16_384  # pixels
+MOST_OPERATIONS = 100  # in a row on an image
 LARGEST_CREW = 256  # processes that decode: more is a slip of the hand, and would bring a machine down
 MOST = 2**31 - 1  # of anything that is counted
 STEEPEST = 1e6  # of rates and weights: beyond it float32 ends within a few steps
 Weights = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
 Channel = Annotated[float, Field(ge=-STEEPEST, le=STEEPEST)]
+Plain = Literal["none", "crop", "rotate", "resized-crop"]
+Rand = Literal["randaugment", "crop+randaugment", "rotate+randaugment", "resized-crop+randaugment"]
+Trivial = Literal["trivial", "crop+trivial", "rotate+trivial", "resized-crop+trivial"]
 Positive = Annotated[float, Field(gt=1e-6, le=STEEPEST)]
 
 
@@ -44,7 +48,9 @@ class Data(_Table):
     val: float = Field(ge=0, lt=1)
     fraction: float = Field(gt=0, le=1)
     batch_size: int = Field(ge=1, le=MOST)
-    augment: Literal["crop", "rotate", "resized-crop", "none"]
+    augment: Literal[Plain, Rand, Trivial] = Field(
+        description="crop, rotate and resized-crop come with random flips; +randaugment or +trivial follows them, or stands alone"
+    )
     crop: int = Field(ge=0, le=LARGEST_SIDE)
     padding: Literal["reflect", "zero"]
     rotation: float = Field(ge=0, le=180)
@@ -52,6 +58,11 @@ class Data(_Table):
         default=None,
         description="a second view of every image, for MLKD: drawn like the first, or followed by random operations; none if not given",
     )
+    operations: int = Field(ge=1, le=MOST_OPERATIONS, description="for randaugment: operations per image")
+    magnitude: int = Field(ge=0, le=30, description="for randaugment: strength of the operations, 0 to 30")
+    erase: float = Field(ge=0, le=1, description="share of the images in which a random rectangle is erased")
+    mix: Literal["none", "mixup", "cutmix"] = Field(description="every image is mixed with another of its batch")
+    mix_alpha: float = Field(gt=1e-3, le=STEEPEST, description="for mixup and cutmix: the images' shares come from Beta(α, α)")
     flip: bool | None = Field(default=None, description="random mirror images; as the data set says where not given")
     size: Annotated[int | tuple[int, int], BeforeValidator(parse_size)] | None = Field(
         default=None, description="side of the images that networks get, or [height, width]; the data set's own if not given"
@@ -134,6 +145,7 @@ class Train(_Table):
     seed: int = Field(ge=0, lt=2**32)
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
+    label_smoothing: float = Field(ge=0, lt=1, description="share of the cross-entropy's target that all classes divide evenly")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
     fused: bool = Field(
         default=True,

@@ -7,7 +7,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, Strong, load_data
+from letkd.data import (
+    AnySplit,
+    Augment,
+    Chain,
+    CropFlip,
+    Dataset,
+    Erase,
+    Loader,
+    Mix,
+    RandAugment,
+    ResizedCropFlip,
+    RotateFlip,
+    Strong,
+    TrivialAugment,
+    load_data,
+)
 from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError, RecipeError, nearest
@@ -29,6 +44,8 @@ AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "crop": lambda table, flip: CropFlip(pad=table.crop, mode=table.padding, flip=flip),
     "rotate": lambda table, flip: RotateFlip(degrees=table.rotation, flip=flip),
     "resized-crop": lambda table, flip: ResizedCropFlip(flip=flip),
+    "randaugment": lambda table, flip: RandAugment(operations=table.operations, magnitude=table.magnitude),
+    "trivial": lambda table, flip: TrivialAugment(),
 }
 SECOND_VIEWS: dict[str, Callable[[Augment], Augment]] = {"same": lambda augment: augment, "strong": Strong}
 
@@ -57,7 +74,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         raise RecipeError(
             f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}"
         )
-    augment = AUGMENTS[recipe.data.augment](recipe.data, data.flip)
+    augment = build_augment(recipe.data, data.flip)
     augment.check(*data.image_size)
     return Loader(
         data.train,
@@ -72,7 +89,15 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         world=world,
         views=recipe.train.cache_views or 0,
         second=SECOND_VIEWS[recipe.data.second_view](augment) if recipe.data.second_view else None,
+        mix=None if recipe.data.mix == "none" else Mix(recipe.data.mix, recipe.data.mix_alpha),
     )
+
+
+def build_augment(table: Data, flip: bool) -> Augment:
+    """The augmentations that a recipe names, in order, and erasing after them."""
+    parts = [AUGMENTS[name](table, flip) for name in table.augment.split("+")]
+    parts += [Erase(table.erase)] if table.erase else []
+    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
 
 
 def eval_loader(recipe: Recipe, data: Dataset, split: AnySplit, *, rank: int = 0, world: int = 1) -> Loader:
@@ -94,8 +119,10 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     student = build_student(recipe.student, data)
     freeze(student, recipe.student.freeze)
     example = torch.zeros(1, 3, *data.image_size)
+    smoothing = recipe.train.label_smoothing
+    criterion = nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else None
     if not methods:
-        return _laid_out(Distiller(student, weights=recipe.weights, example=example), recipe)
+        return _laid_out(Distiller(student, weights=recipe.weights, example=example, criterion=criterion), recipe)
     if recipe.teacher is None or recipe.teacher.weights is None:
         raise RecipeError(
             f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights FILE, or --teacher-weights own "
@@ -119,6 +146,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             teacher_taps=there.taps,
             teacher_input=seen,
             example=example,
+            criterion=criterion,
             fused=recipe.train.fused,
         )
     except LetkdError:
@@ -129,6 +157,8 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         here.tell()
     if any(method.reads.teacher for method in methods):
         there.tell()
+    if recipe.data.mix != "none":
+        distiller.check_mix()  # told before any work, as the next one
     if recipe.train.cache_views:
         distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)

@@ -101,7 +101,7 @@ def evaluate_network(
     """
     if data is None:
         raise RunError(f"{weights} does not say what it was trained on: name the data set with --data")
-    facts = facts_from(read_header(weights), weights) if _is_student_file(weights) else None
+    facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
     images = _normalised(_load(data, root, size, facts), mean, std)
     network = create_model(model, num_classes=images.num_classes, weights=weights)
     if size is None and (facts is None or facts.size is None):
