@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from letkd.errors import DataError
+from letkd.errors import DataError, TapError
 
 
 @dataclass
@@ -127,3 +127,15 @@ def _whole(values: Tensor) -> bool:
 
 def _kind(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+
+
+def example_for(*models: nn.Module) -> Tensor:
+    """An input [1 3 H W] of the size that one of the models knows as its own."""
+    sizes = [getattr(model, "input_size", None) for model in models]
+    size = next((size for size in sizes if size is not None), None)
+    if size is None:
+        names = " and ".join(type(model).__name__ for model in models)
+        raise TapError(
+            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
+        )
+    return torch.zeros(1, *size)

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from letkd.batch import Batch, channels_of, check_labels
+from letkd.batch import Batch, channels_of, check_labels, example_for
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
-from letkd.processes import from_first, objects_of_all, rank, several
+from letkd.processes import objects_of_all, rank
 from letkd.progress import bar, say, track
 from letkd.reach import Reach
-from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
+from letkd.supervision.shared import finish_of_all
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
 from letkd.teacher_input import TeacherInput
 
@@ -147,7 +147,7 @@ class Distiller(nn.Module):
         weights: Mapping[str, float],
     ) -> None:
         if example is None:
-            example = _example_for(self.student, teacher)
+            example = example_for(self.student, teacher)
         here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
         shown = example if self.teacher_input is None else self.teacher_input(example)
         order = None if self.teacher_input is None else self.teacher_input.order
@@ -342,7 +342,7 @@ class Distiller(nn.Module):
                 part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
         for site, part in unfitted.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-                _finish(part.supervision)
+                finish_of_all(part.supervision)
             part.supervision.to(device)
             facts = (
                 f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
@@ -381,40 +381,8 @@ class Distiller(nn.Module):
         return self
 
 
-def _finish(supervision: Supervision) -> None:
-    """From pixels to labels: by the first process, for all of them."""
-    if not several():
-        return supervision.finish()
-    supervision.gather()
-    fitted: Any = None
-    if rank() == 0:
-        try:
-            supervision.finish()
-            fitted = {name: getattr(supervision, name) for name in supervision.fitted_buffers}
-        except LetkdError as error:
-            fitted = error
-    fitted, supervision.report_ = from_first((fitted, supervision.report_))
-    if isinstance(fitted, LetkdError):
-        raise fitted
-    supervision.reset()  # in the first process, too: all end in the same state, down to what is worked out later
-    for name, value in fitted.items():
-        setattr(supervision, name, value)
-    return None
-
-
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _example_for(*models: nn.Module) -> Tensor:
-    sizes = [getattr(model, "input_size", None) for model in models]
-    size = next((size for size in sizes if size is not None), None)
-    if size is None:
-        names = " and ".join(type(model).__name__ for model in models)
-        raise TapError(
-            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
-        )
-    return torch.zeros(1, *size)
 
 
 def _scalar(loss: Any) -> Tensor:
