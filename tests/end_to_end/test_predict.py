@@ -15,7 +15,8 @@ from letkd.data import load_data
 from letkd.data.loader import normalise
 from letkd.data.pictures import as_tensor, centred
 from letkd.deploy.facts import Facts, facts_from_json
-from letkd.deploy.predict import read_image
+from letkd.deploy.predict import predict, read_image
+from letkd.deploy.runners import Runner
 from letkd.deploy.ship import ship
 from letkd.deploy.source import open_source
 from letkd.errors import CheckpointError
@@ -142,3 +143,18 @@ def test_facts_come_back_and_false_ones_do_not():
     for text in (None, "", "{", "[]", json.dumps({**table, "format": "other"})):
         with pytest.raises(CheckpointError, match="x carries no facts of letkd"):
             facts_from_json(text, "x")
+
+
+def test_large_images_come_in_small_batches(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    sizes = []
+
+    def run(x):
+        sizes.append(len(x))
+        return torch.zeros(len(x), 2)
+
+    for size, batches in ((64, [32, 1]), (1024, [8, 8, 8, 8, 1])):
+        sizes.clear()
+        runner = Runner(run, Facts(num_classes=2, size=(size, size), input="uint8"))
+        assert len(list(predict(runner, [tmp_path / "a.png"] * 33))) == 33
+        assert sizes == batches

@@ -14,6 +14,7 @@ from letkd.deploy.runners import Runner
 from letkd.errors import DataError
 
 BATCH = 32
+PIXELS = BATCH * 512 * 512  # of a batch: larger images come in smaller ones
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[P
     Args:
         top: how many classes of each.
     """
+    h, w = model.facts.size or (1, 1)
+    largest = max(1, min(BATCH, PIXELS // (h * w)))
     batch: list[tuple[Path, Tensor | str]] = []
     for path in paths:
         try:
             batch.append((path, read_image(path, model.facts)))
         except DataError as error:
             batch.append((path, str(error)))
-        if len(batch) == BATCH:
+        if len(batch) == largest:
             yield from _classify(model, batch, top)
             batch = []
     yield from _classify(model, batch, top)
