@@ -60,7 +60,8 @@ class Stopped(BaseException):
 
 
 def nearest(asked: str, known: Iterable[str], n: int = 4) -> str:
-    """The known names closest to the one asked for, for the end of an error's sentence."""
+    """The known names closest to the one asked for, symbols for it (T for temperature) first, for the end of an error's sentence."""
     known = list(known)
-    close = difflib.get_close_matches(asked, known, n=n, cutoff=0.3) or sorted(known)[:n]
+    symbols = [name for name in known if len(name) == 1 and asked.lower().startswith(name.lower())]
+    close = list(dict.fromkeys([*symbols, *difflib.get_close_matches(asked, known, n=n, cutoff=0.3)]))[:n] or sorted(known)[:n]
     return ", ".join(close) if close else "none"

@@ -1,4 +1,4 @@
-"""What three or more of the other files share: pixels as rows, pooling to a size, the per-pixel KL divergence."""
+"""Functions of tensors that several packages share: pixels as rows, pooling one map to the size of another, the per-pixel KL divergence."""
 
 import torch
 import torch.nn.functional as F

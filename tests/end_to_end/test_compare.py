@@ -1,6 +1,9 @@
 """Methods side by side: shared teacher and fits, failures that do not stop the rest, phases."""
 
 import json
+import os
+import re
+import signal
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from letkd.methods import KD, METHODS
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
+from letkd.train.launchers import Local
 from letkd.train.trials import compare
 
 SMALL = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
@@ -95,3 +99,103 @@ def test_phases_come_first_each_with_its_weights_and_rate(tmp_path):
     assert torch.equal(starts[0], starts[1]), "the classifier is not touched while CE weighs nothing"
     assert not torch.equal(starts[1], starts[2])
     assert "fc.weight" in read_state_dict(tmp_path / "run" / "student.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------ a file of one's own
+
+OWN = """
+[data]
+name = "digits"
+fraction = 0.05
+batch_size = 16
+
+[teacher]
+model = "resnet8_tiny"
+
+[student]
+model = "resnet8_tiny"
+
+[train]
+epochs = 1
+
+[rows.few]
+like = "letkd-1"
+title = "Few centres"
+methods.letkd.sites.penultimate.supervision.K = 4
+
+[rows.more]
+like = "letkd-1"
+title = "More centres"
+methods.letkd.sites.penultimate.supervision.K = 8
+"""
+
+
+def test_a_file_of_ones_own_in_processes_as_in_turn(letkd, tmp_path):
+    (tmp_path / "mine.toml").write_text(OWN)
+    given = ["compare", "mine.toml", "--trials", 2]
+    code, out, err = letkd(*given, "--out", "turn")
+    assert code == 0, err
+    given += ["--jobs", 2, "--out", "spread", "--teacher-weights", "turn/teacher/student.safetensors"]
+    code, spread, err = letkd(*given, "--against", "more")
+    assert code == 0, err
+    for name in ("few", "more"):
+        for seed in (0, 1):
+            a, b = (
+                read_state_dict(tmp_path / way / name / f"seed-{seed}" / "student.safetensors") for way in ("turn", "spread")
+            )
+            assert all(torch.equal(a[key], b[key]) for key in a)
+    assert "Δ to Few centres" in out
+    assert "Δ to More centres" in spread
+    table = (tmp_path / "spread" / "table.md").read_text()
+    assert re.search(r"\| Few centres \| [\d.]+ ± [\d.]+ \| 2 \| [+−][\d.]+ \\\[[+−][\d.]+, [+−][\d.]+\\\] \(2\) \|", table)
+    fits = [path.name for path in (tmp_path / "spread" / "supervision").iterdir()]
+    assert len(fits) == 2, "one fit for each K, shared by the seeds"
+    code, _, err = letkd(*given)
+    assert (code, "to go" in err) == (0, False), "nothing is run again"
+
+
+def test_wrong_files_of_ones_own_get_a_sentence(letkd, tmp_path):
+    (tmp_path / "mine.toml").write_text(OWN)
+    (tmp_path / "odd.toml").write_text(OWN.replace("[rows.few]", '[rows."../few"]'))
+    (tmp_path / "methods.toml").write_text(OWN + "[methods.kd]\n")
+    for given, says in {
+        ("mine.toml", "--methods", "ce,fwe"): "there is no method 'fwe'; nearest: few",
+        ("mine.toml", "--against", "fwe"): "--against 'fwe' is no row of this comparison; nearest: few",
+        ("odd.toml",): "the row '../few' cannot name a folder",
+        ("methods.toml",): "methods.toml has methods of its own (kd), which every row would get",
+        ("none.toml",): "there is no recipe file none.toml",
+    }.items():
+        code, _, err = letkd("compare", *given, "--out", "out")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert says in err
+    assert not (tmp_path / "out").exists()
+
+
+class Fails:
+    """A task that kills its process the first time it is called."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    label = "fails"
+
+    def __call__(self):
+        seen = self.folder / "seen"
+        if not seen.exists():
+            seen.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / "done").touch()
+
+
+class Sentence:
+    label = "sentence"
+
+    def __call__(self):
+        raise RecipeError("a sentence of its own")
+
+
+def test_a_killed_process_is_taken_up_by_another_and_errors_come_back_as_sentences(tmp_path, said):
+    outcomes = dict(Local(2).run([Fails(tmp_path), Sentence()]))
+    assert (outcomes[0].state, outcomes[1].state, outcomes[1].sentence) == ("done", "failed", "a sentence of its own")
+    assert (tmp_path / "done").exists()
+    assert "fails: killed by signal 9; started again" in said()

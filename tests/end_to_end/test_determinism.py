@@ -102,16 +102,15 @@ def test_seeds_spread_over_processes_are_those_in_turn(teacher, tmp_path):
     assert len({json.dumps(numbers(tmp_path / "spread" / f"seed-{seed}")) for seed in range(3)}) == 3
 
 
-def test_a_seed_that_fails_is_told_and_the_others_end(tmp_path, capfd):
+def test_a_seed_that_fails_is_told_and_the_others_end(tmp_path):
     recipe = resolve("digits/tiny/ce", settings=[*SMALL, "train.epochs=1"])
     other = resolve("digits/tiny/ce", settings=[*SMALL, "train.epochs=1", "train.seed=1"])
     loop.train(other, tmp_path / "runs" / "seed-1")
     (tmp_path / "runs" / "seed-1" / "result.json").unlink()
     for path in (tmp_path / "runs" / "seed-1" / "last").iterdir():
         path.write_bytes(b"damaged")
-    with pytest.raises(RunError, match=r"seed-1 failed, the others ended"):
+    with pytest.raises(RunError, match=r"seed-1 failed, the others ended: .*seed-1.*holds no checkpoint that is whole"):
         run_trials(recipe, tmp_path / "runs", 3, jobs=2)
-    assert f"letkd: {tmp_path / 'runs' / 'seed-1'}: " in capfd.readouterr().err
     assert [(tmp_path / "runs" / f"seed-{seed}" / "result.json").exists() for seed in range(3)] == [True, False, True]
 
 

@@ -58,7 +58,8 @@ def wanted(path: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch-export", "onnx"])
 def test_every_kind_of_file_names_the_same_classes(letkd, models, folder, kind):
-    code, out, err = letkd("predict", models[kind], folder, "--top", 3, "--format", "json")
+    trust = ["--trust"] if kind == "torch-export" else []
+    code, out, err = letkd("predict", models[kind], folder, "--top", 3, "--format", "json", *trust)
     assert (code, err) == (0, "")
     rows, truth = json.loads(out), wanted(models["safetensors"])
     assert [Path(row["image"]).name for row in rows] == ["a.png", "b.png", "c.png", "d.webp", "e.tiff"]
@@ -96,7 +97,7 @@ def test_a_damaged_image_is_named_and_the_others_go_on(letkd, models, folder):
         ("images", "images/a.png", "images is a folder; name a model file"),
         ("images/notes.txt", "images/a.png", "is no model file: those end in .onnx, .pt2, .safetensors"),
         ("bad.onnx", "images/a.png", "bad.onnx is damaged or no ONNX file"),
-        ("bad.pt2", "images/a.png", "bad.pt2 is damaged or no torch.export file"),
+        ("bad.pt2", "images/a.png", "bad.pt2 was not opened: opening a torch.export file can run any code that is in it"),
         ("{safetensors}", "images/z.png", "there is no image or folder images/z.png"),
         ("{safetensors}", "empty", "the folder empty has no images"),
     ],
@@ -136,7 +137,7 @@ def test_facts_come_back_and_false_ones_do_not():
         ("size", [4]),
         ("input", "grey"),
     ):
-        with pytest.raises(CheckpointError, match=f"what it says of its .*{key}"):
+        with pytest.raises(CheckpointError, match=f"its header is wrong at {key}"):
             facts_from_json(json.dumps({**table, key: value}), "x")
     for text in (None, "", "{", "[]", json.dumps({**table, "format": "other"})):
         with pytest.raises(CheckpointError, match="x carries no facts of letkd"):

@@ -65,6 +65,7 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "method",
         "test %, last epoch",
         "n",
+        "Δ to Student",
         "test %, best on val.",
         "paper",
         "parameters",
@@ -72,7 +73,7 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "time a run",
     ]
     assert [cell.text for cell in grid.rows[2]] == [
-        *("letKD-2", "73.00 ± 1.41", "2", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
+        *("letKD-2", "73.00 ± 1.41", "2", "+3.00 (1)", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
     ]
     assert [row[1].bold for row in grid.rows] == [False, False, True]
     rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
@@ -84,6 +85,11 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
     )
     assert rows[0]["last_test_std"] == ""
     assert (rows[3]["paper_source"], rows[3]["paper_mark"]) == ("paper", "")
+    against = detail(PAIR, groups[1:], {}, against="at")
+    assert [row[3].text for row in against.rows] == ["+0.00 (1)", "–", "+3.00 [+3.00, +3.00] (2)"]
+    assert r"$\Delta$ to AT" in as_latex(against)
+    by_csv = {row["title"]: row for row in csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {}, against="AT"))))}
+    assert (by_csv["letKD-2"]["difference_to"], float(by_csv["letKD-2"]["difference_mean"])) == ("AT", 3.0)
 
 
 def test_numbers_that_are_not_the_papers_name_their_source_and_mark(tmp_path):

@@ -1,6 +1,7 @@
 """Fitted supervisions on disk: reused when all they depend on is the same, refitted, and said so, when anything is not."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from letkd.supervision import KMeansSupervision, SubclassSupervision
 from letkd.supervision.artefacts import Origin, load_fitted, path_of, save_fitted
 from tests.conftest import TAPS, C, Net, a_distiller, a_stream, a_teacher, features, same_state
 
-FILES = {"intermediate.subclass.safetensors", "penultimate.kmeans.safetensors"}
+STEMS = {"intermediate.subclass", "penultimate.kmeans"}
 
 
 class Counting(nn.Module):
@@ -41,6 +42,11 @@ def fit(distiller: Distiller, folder, **options) -> int:
     return distiller.teacher.runs
 
 
+def stems(folder) -> list[str]:
+    """The names of the files, without fingerprint and suffix."""
+    return sorted(re.fullmatch(r"(.*)\.[0-9a-f]{12}\.safetensors", path.name)[1] for path in folder.iterdir())
+
+
 def fitted_state(distiller: Distiller) -> dict[str, torch.Tensor]:
     return {f"{site}.{k}": v for site, part in distiller.fittings().items() for k, v in part.supervision.state_dict().items()}
 
@@ -54,7 +60,7 @@ def folder(tmp_path):
 def test_the_second_fit_costs_no_run_of_the_teacher(tmp_path, said):
     first, second = distiller_for(), distiller_for()
     assert fit(first, tmp_path / "made" / "for it") == 3
-    assert {path.name for path in (tmp_path / "made" / "for it").iterdir()} == FILES
+    assert stems(tmp_path / "made" / "for it") == sorted(STEMS)
     text = said()
     assert (
         "fitted SubclassSupervision(K=2, r=60) at intermediate (pixels seen 384, pixels counted 384, LDA components 2" in text
@@ -84,10 +90,22 @@ def test_what_changed_is_said_and_fitted_anew(what, folder, said):
     changed = distiller_for(**build)
     assert fit(changed, folder, **how) == 3
     text = said()
-    assert text.count(f"made for another {'tap' if what == 'pooling' else what}; fitting anew") == 2
+    assert text.count(f"exist for other {'tap' if what == 'pooling' else what}; fitting for this one, kept beside") == 2
     alone = distiller_for(**build).fit(a_stream())
     assert same_state(fitted_state(changed), fitted_state(alone))
     assert fit(distiller_for(**build), folder, **how) == 0
+    assert fit(distiller_for(), folder) == 0, "what was there before is still there"
+    assert stems(folder) == sorted([*STEMS, *STEMS])
+
+
+def test_an_old_folder_without_fingerprints_in_its_names_is_read(folder, said):
+    for path in list(folder.iterdir()):
+        path.rename(folder / re.sub(r"\.[0-9a-f]{12}\.", ".", path.name))
+    said()
+    assert fit(distiller_for(), folder) == 0
+    assert "penultimate.kmeans.safetensors: same teacher, tap, data and settings; reused" in said()
+    assert fit(distiller_for(letkd2(5, 2)), folder) == 3
+    assert "penultimate.kmeans.safetensors: made for other settings; refitting" in said()
 
 
 @pytest.mark.parametrize(
@@ -98,8 +116,9 @@ def test_only_the_site_whose_settings_changed_is_fitted_anew(penultimate, folder
     method = LetKD([Site("intermediate", SubclassSupervision(2)), Site("penultimate", KMeansSupervision(**penultimate))])
     assert fit(distiller_for(method), folder) == 3
     text = said()
-    assert "intermediate.subclass.safetensors: same teacher, tap, data and settings; reused" in text
-    assert "penultimate.kmeans.safetensors: made for another settings; fitting anew" in text
+    assert re.search(r"intermediate\.subclass\.\w+\.safetensors: same teacher, tap, data and settings; reused", text)
+    assert "fits at penultimate exist for other settings; fitting for this one" in text
+    assert stems(folder) == sorted([*STEMS, "penultimate.kmeans"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +127,7 @@ def test_only_the_site_whose_settings_changed_is_fitted_anew(penultimate, folder
 def test_every_setting_of_the_sub_classes_counts(inter, folder, said):
     method = LetKD([Site("intermediate", SubclassSupervision(**{"K": 2, **inter}))])
     assert fit(distiller_for(method), folder) == 3
-    assert "made for another settings" in said()
+    assert "exist for other settings" in said()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +173,7 @@ ORIGIN = Origin("teacher", "tap", "data", "settings")
 def stored(tmp_path):
     supervision = SubclassSupervision(2, C=C).fit([features()])
     save_fitted(supervision, tmp_path, "here", ORIGIN)
-    return supervision, path_of(supervision, tmp_path, "here")
+    return supervision, path_of(supervision, tmp_path, "here", ORIGIN)
 
 
 def reopened(path) -> SubclassSupervision | None:
@@ -168,7 +187,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(stored, said):
     for length in [0, 1, 7, 8, 9, *range(20, len(whole), 97), len(whole) - 1]:
         path.write_bytes(whole[:length])
         assert reopened(path) is None, length
-        assert "fitting anew" in said(), length
+        assert "refitting" in said(), length
 
 
 def test_a_flipped_bit_is_refused_wherever_it_is(stored):
@@ -189,14 +208,14 @@ def test_foreign_files_are_refused(stored, said, tmp_path):
 
     save_file({"weight": torch.zeros(2)}, path)
     assert reopened(path) is None
-    assert "made for another format; fitting anew" in said()
+    assert "made for other format; refitting" in said()
     path.write_text("not a tensor in sight")
     assert reopened(path) is None
     assert "not readable" in said()
 
 
 def test_a_damaged_file_costs_one_fit_and_is_whole_again(folder, said):
-    path = folder / "penultimate.kmeans.safetensors"
+    (path,) = folder.glob("penultimate.kmeans.*")
     content = bytearray(path.read_bytes())
     content[-3] ^= 4
     path.write_bytes(content)
@@ -204,7 +223,7 @@ def test_a_damaged_file_costs_one_fit_and_is_whole_again(folder, said):
     said()
     repaired = distiller_for()
     assert fit(repaired, folder) == 3
-    assert "made for another content (its checksum differs); fitting anew" in said()
+    assert "made for other content (its checksum differs); refitting" in said()
     assert same_state(fitted_state(repaired), fitted_state(expected))
     assert fit(distiller_for(), folder) == 0
 
@@ -232,6 +251,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(stored, monkeypatch
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(RunError, match="could not be written: disk full"):
-        save_fitted(supervision, path.parent, "here", Origin("another", "tap", "data", "settings"))
+        save_fitted(supervision, path.parent, "here", ORIGIN)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before

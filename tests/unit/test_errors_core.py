@@ -366,7 +366,7 @@ def site(**table) -> dict:
 @pytest.mark.parametrize(
     ("method", "table", "sentences"),
     [
-        (KD, {"temperature": 4, "alfa": 1}, [r"kd has no key 'temperature' \(nearest: T\)", r"kd has no key 'alfa'"]),
+        (KD, {"temperature": 4, "alfa": 1}, [r"kd has no key 'temperature' \(nearest: T, ", r"kd has no key 'alfa'"]),
         (QUEST, {**site(), "site": 1}, [r"quest has no key 'site' \(nearest: sites\)"]),
         (
             LetKD,

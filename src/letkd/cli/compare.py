@@ -1,25 +1,39 @@
 """`letkd compare`: several methods side by side, from one command."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from letkd.cli import options as o
-from letkd.errors import RecipeError
+from letkd.errors import RecipeError, nearest
+
+if TYPE_CHECKING:
+    from letkd.train.launchers import Launcher
 
 
 def compare(
     pair: Annotated[
-        str | None, typer.Argument(help="A pair such as digits/tiny or cifar100/rn56-rn20.", show_default=False)
+        str | None,
+        typer.Argument(help="A pair such as digits/tiny, or a TOML file of your own.", show_default=False),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Instead of a pair: the first one of this data set.", show_default=False)
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated rows of the table, or groups of them: paper, modern, all.")
-    ] = "all",
+        str | None,
+        typer.Option(
+            help="Comma-separated methods, rows that your file defines, or groups: paper, modern, all.",
+            show_default="your file's rows, or all",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="Row that the others are compared with, seed by seed.", show_default="the first"),
+    ] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
+    jobs: o.Jobs = 1,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
@@ -27,17 +41,19 @@ def compare(
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
-    """Teach the same student by several methods and print one table. Stopped half-way, the same command goes on."""
+    """Teach the same student by several methods and print one table. Run the same command again to resume."""
     from letkd.recipes import list_pairs, resolve_with_sources
-    from letkd.report.paper import named_methods
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
         if pair is None:
             raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
-    folder = out or Path("runs") / f"compare-{pair.replace('/', '-')}{'-quick' if quick else ''}"
+    rows = _rows(pair, methods)
+    if against is not None and against not in rows:
+        raise RecipeError(f"--against {against!r} is no row of this comparison; nearest: {nearest(against, rows)}")
+    name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
+    folder = out or Path("runs") / f"compare-{name}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
-    rows = named_methods(methods)
     for method in () if trust else rows:
         o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
     show(
@@ -49,7 +65,29 @@ def compare(
         quick=quick,
         teacher_weights=teacher_weights,
         title=f"{pair}: one student, side by side",
+        against=against or rows[0],
+        launcher=o.launcher(jobs),
     )
+
+
+def _rows(pair: str, methods: str | None) -> list[str]:
+    """The rows to compare, each once."""
+    from letkd.recipes import list_rows, resolve
+    from letkd.report.paper import named_methods
+
+    own = []
+    if pair.endswith(".toml"):
+        own = list_rows(pair)
+        if odd := [row for row in own if not re.fullmatch(r"\w[\w.+-]*", row)]:
+            raise RecipeError(f"{pair}: the row {odd[0]!r} cannot name a folder; use letters, digits, dots and dashes")
+        if found := resolve(pair, method="ce").methods:
+            raise RecipeError(
+                f"{pair} has methods of its own ({', '.join(found)}), which every row would get; move them into a [rows.NAME] table"
+            )
+    if methods is None and own:
+        return own
+    named = named_methods(methods or "all")
+    return list(dict.fromkeys([*named, *own])) if methods in (None, "all") else named
 
 
 def show(
@@ -62,15 +100,26 @@ def show(
     teacher_weights: Path | None,
     title: str,
     quick: bool = False,
+    against: str | None = None,
+    launcher: "Launcher | None" = None,
 ) -> None:
     """Run the comparison, print the table and keep it as `table.md` beside the runs."""
-    from rich.console import Console
 
     from letkd.files import write_whole
+    from letkd.progress import show
     from letkd.report.tables import as_markdown, as_rich
     from letkd.train.trials import compare as run
 
-    rows = run(pair, methods, folder, trials=trials, settings=settings, teacher_weights=teacher_weights, quick=quick)
-    write_whole(folder / "table.md", as_markdown(rows).encode())
-    Console().print(as_rich(rows, title))
+    rows = run(
+        pair,
+        methods,
+        folder,
+        trials=trials,
+        settings=settings,
+        teacher_weights=teacher_weights,
+        quick=quick,
+        launcher=launcher,
+    )
+    write_whole(folder / "table.md", as_markdown(rows, against).encode())
+    show(as_rich(rows, title, against))
     print(f"run folder: {folder}")

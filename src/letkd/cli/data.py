@@ -52,13 +52,13 @@ def check(
     ] = None,
 ) -> None:
     """Read all of a data set and say what is there and what is wrong: missing, damaged or foreign files, counts, checksums."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from letkd.data.base import Reading
     from letkd.data.check import check_data, views
     from letkd.data.pictures import shown
+    from letkd.progress import plain, show
 
     reading = Reading(size=o.size(size), resize=resize)
     parts = check_data(name, None if root is None else root.expanduser(), workers=workers)
@@ -74,12 +74,12 @@ def check(
             f"{part.passed_over:,}",
             f"{len(part.wrong):,}",
         )
-    Console().print(table)
+    show(table)
     if view := views(name, parts, reading):
-        print(view)
+        print(plain(view))
     wrong = [sentence for part in parts for sentence in part.wrong]
     for sentence in wrong[:SHOWN]:
-        print(sentence)
+        print(plain(sentence))
     if len(wrong) > SHOWN:
         print(f"… and {len(wrong) - SHOWN:,} more")
     if wrong:

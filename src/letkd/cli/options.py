@@ -10,6 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
+    from letkd.train.launchers import Launcher
 
 Cell = Annotated[
     str | None,
@@ -68,9 +69,17 @@ Quick = Annotated[
     bool,
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
 ]
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
+]
+
+TrustFile = Annotated[
+    bool, typer.Option("--trust", help="Open a .pt2 file, although opening it can run any code that is in it.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, max=1e6, help="Seconds that opening an .onnx or .pt2 file, or a batch, may take.")
 ]
 
 
@@ -138,6 +147,13 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
         )
 
 
+def launcher(jobs: int) -> "Launcher | None":
+    """What runs the tasks: this process itself for one job at a time."""
+    from letkd.train.launchers import Local
+
+    return Local(jobs) if jobs > 1 else None
+
+
 def _pair(text: str, option: str) -> tuple[str, str]:
     role, equals, path = text.partition("=")
     if not (role and equals and path):
@@ -172,6 +188,28 @@ def image_size(text: str) -> tuple[int, int, int]:
     if channels not in ([], [3]):
         raise RecipeError(f"--input {text!r}: images have 3 channels here")
     return 3, height, width
+
+
+def sizes(text: str | None) -> tuple[tuple[int, int] | None, bool | None]:
+    """`64x48`, `64`, `fixed`, `dynamic` or a size and one of the words, as height and width and whether others are meant too."""
+    size, dynamic = None, None
+    for part in [] if text is None else text.split(","):
+        if part in ("fixed", "dynamic") and dynamic is None:
+            dynamic = part == "dynamic"
+        elif (sides := re.fullmatch(r"([1-9]\d{0,4})(?:[xX×]([1-9]\d{0,4}))?", part, re.ASCII)) and size is None:
+            size = (int(sides[1]), int(sides[2] or sides[1]))
+        else:
+            raise RecipeError(f"--size {text!r}: write height x width, as in 64x64, or fixed, or dynamic, or 64x64,fixed")
+    return size, dynamic
+
+
+def count_or(text: str, word: str, option: str) -> int | None:
+    """A number from 1; None for the word."""
+    if text == word:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,4}", text, re.ASCII):
+        raise RecipeError(f"{option} {text!r}: write a number, as in 8, or {word}")
+    return int(text)
 
 
 def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:

@@ -21,9 +21,13 @@ def report(
     trust: Annotated[
         bool, typer.Option("--trust", help="Also open networks of your own that the runs name; their code is run.")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="Row that the others are compared with.", show_default="the first student"),
+    ] = None,
 ) -> None:
     """Write report.html (tables, curves, classes, health of the KD layers, transferred knowledge, features) and files beside it."""
     from letkd.report.write import write_report
 
     folder = out or Path(os.path.commonpath([path.resolve() for path in runs]) if len(runs) > 1 else runs[0])
-    print(f"report: {write_report(runs, folder, features=features, root=root, trust=trust)}")
+    print(f"report: {write_report(runs, folder, features=features, root=root, trust=trust, against=against)}")

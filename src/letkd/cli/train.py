@@ -72,9 +72,8 @@ def train(
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 
-    from rich.console import Console
-
     from letkd.processes import rank
+    from letkd.progress import show
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
     from letkd.train.loop import train as run
@@ -86,5 +85,5 @@ def train(
         results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every, force=force)
     if rank():
         return
-    Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
+    show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
     print(f"run folder: {folder}")

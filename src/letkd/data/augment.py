@@ -309,7 +309,7 @@ class Chain(Augment):
     def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         return tuple(tensor for part in self.parts for tensor in part.draw(b, generator))
 
-    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
         first, own = next(self._each(draws))
         return first.picture(picture, *own, size=size, resize=resize)
 

@@ -1,7 +1,7 @@
 """What is to be shipped: a finished run's student, or a student file, with its facts and, where it can be read, its data."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -67,10 +67,10 @@ def open_source(
                 raise
             say(f"the run's data could not be read ({error}); going on without")
     if images is not None:
-        facts = replace(facts, size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
-        facts = replace(facts, classes=facts.classes or images.classes)
-        facts = replace(facts, mean=facts.mean or images.mean, std=facts.std or images.std)
-    facts = with_size(replace(facts, size=size or facts.size), network)
+        facts = facts.replace(size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
+        facts = facts.replace(classes=facts.classes or images.classes)
+        facts = facts.replace(mean=facts.mean or images.mean, std=facts.std or images.std)
+    facts = with_size(facts.replace(size=size or facts.size), network)
     return Source(path, network, facts, images)
 
 

@@ -84,6 +84,7 @@ class MLKD(Method):
     )
     formulae: ClassVar = (class_relation, batch_relation, mlkd_terms)
     two_views: ClassVar[bool] = True
+    unmixable: ClassVar[str] = "its two views of an image would show two mixtures"
 
     def __init__(self, T: float = 4.0):
         super().__init__()

@@ -24,6 +24,7 @@ __all__ = [
     "list_methods",
     "list_pairs",
     "list_presets",
+    "list_rows",
     "merge",
     "resolve",
     "resolve_with_sources",
@@ -49,6 +50,11 @@ def list_presets() -> list[str]:
 def list_cells() -> list[str]:
     """Every pair with every method, as `data/teacher-student/method`."""
     return [f"{pair}/{method}" for pair in list_pairs() for method in list_methods()]
+
+
+def list_rows(path: str | Path) -> list[str]:
+    """The rows that a file of the user's own defines as `[rows.NAME]`."""
+    return list(_own_rows(_read(Path(path)), str(path)))
 
 
 def resolve(

@@ -32,8 +32,12 @@ def lr_factor(done: int, recipe: Recipe, steps: int) -> float:
     return SCHEDULES[table.schedule](done - warmup, max(epochs * steps - warmup, 1), done // steps + 1, table)
 
 
+def _milestones(t: int, T: int, epoch: int, table: Optim) -> float:
+    return table.gamma ** sum(epoch > milestone for milestone in table.milestones)  # supplement 2.2
+
+
 SCHEDULES: Mapping[str, Callable[[int, int, int, Optim], float]] = {
-    "milestones": lambda t, T, epoch, table: table.gamma ** sum(epoch > m for m in table.milestones),  # supplement 2.2
+    "milestones": _milestones,
     "linear": lambda t, T, epoch, table: 1 - t / T,
     "cosine": lambda t, T, epoch, table: (1 + math.cos(math.pi * t / T)) / 2,
     "constant": lambda t, T, epoch, table: 1.0,

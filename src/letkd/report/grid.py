@@ -120,7 +120,7 @@ def paragraph_markdown(text: str) -> str:
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
-_LATEX |= {"α": r"$\alpha$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$"}
+_LATEX |= {"α": r"$\alpha$", "Δ": r"$\Delta$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$", "−": "$-$"}
 _LATEX |= {"[": "{[}", "*": "{*}"}  # behind \\ and rules they would begin an option
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
 

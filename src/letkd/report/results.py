@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from letkd.report.collect import Group
 from letkd.report.grid import Cell, Grid
+from letkd.report.paired import NOTE, PairedDifference, head, paired_difference
 from letkd.report.paper import PaperResult, place
 from letkd.runs.results import mean_std
 
@@ -68,19 +69,34 @@ def _cited(paper: PaperResult) -> str:
     return f"published {paper}{mark}" if paper.source else f"paper {paper}"
 
 
-def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None]) -> Grid:
+def reference_of(groups: Sequence[Group], against: str | None = None) -> Group | None:
+    """The row that the others are compared with: the one of this title or method, or the first student; None for a lone row."""
+    students = [group for group in groups if group.results and group.method != "teacher"]
+    named = [group for group in students if against in (group.title, group.method)]
+    return (named or ([] if against else students) or [None])[0] if len(students) > 1 else None
+
+
+def difference(group: Group, reference: Group) -> PairedDifference | None:
+    """Row less reference, by seed."""
+    row, other = ({run.recipe.train.seed: run.result.last_test for run in g.runs if run.result} for g in (group, reference))
+    return None if group is reference else paired_difference(row, other)
+
+
+def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None], *, against: str | None = None) -> Grid:
     """One pair: every column, with what a reader must know of each row below.
 
     Args:
         macs: multiply-accumulates of an inference by the group's key, where they are known.
+        against: title or method of the row that the others are compared with; the first student if omitted.
     """
-    best = best_of(groups)
+    best, other = best_of(groups), reference_of(groups, against)
     columns: dict[str, Callable[[Group], Cell]] = {
         "method": lambda group: Cell(group.title),
         "test %, last epoch": lambda group: Cell(
             mean_std([result.last_test for result in group.results]), bold=group.key in best
         ),
         "n": lambda group: Cell(str(len(group.results))),
+        **({} if other is None else {head(other.title): lambda group: Cell(str(difference(group, other) or NONE))}),
         "test %, best on val.": lambda group: Cell(mean_std([result.best_val_test for result in group.results])),
         "paper": lambda group: Cell(str(group.paper or NONE), group.paper.mark if group.paper else ""),
         "parameters": lambda group: Cell(f"{group.results[0].parameters:,}" if group.results else NONE),
@@ -88,7 +104,7 @@ def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None]) -
         "time a run": lambda group: Cell(_duration([result.seconds for result in group.results])),
     }
     rows = [[cell(group) for cell in columns.values()] for group in groups]
-    return Grid(pair, list(columns), rows, list(_notes(groups)))
+    return Grid(pair, list(columns), rows, [*_notes(groups), *([] if other is None else [NOTE])])
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
@@ -141,13 +157,17 @@ HEAD = (
     *("pair", "method", "title", "n", "last_test_mean", "last_test_std", "best_on_validation_test_mean"),
     *("best_on_validation_test_std", "paper_mean", "paper_std", "paper_n", "paper_source", "paper_mark"),
     *("parameters", "macs", "seconds_mean", "note"),
+    *("difference_to", "difference_mean", "difference_low", "difference_high", "difference_n"),
 )
 
 
-def plain(groups: Sequence[Group], macs: Mapping[str, int | None]) -> list[list[object]]:
+def plain(groups: Sequence[Group], macs: Mapping[str, int | None], *, against: str | None = None) -> list[list[object]]:
     """The same as numbers, a row for each group, under `HEAD`."""
     rows: list[list[object]] = []
+    references = {pair: reference_of(held, against) for pair, held in by_pair(groups).items()}
     for group in groups:
+        other = references[group.pair]
+        d = None if other is None else difference(group, other)
         last = [result.last_test for result in group.results]
         held = [result.best_val_test for result in group.results if result.best_val_test is not None]
         row = [group.pair, group.method, group.title, len(last), *_mean_and_std(last), *_mean_and_std(held)]
@@ -155,7 +175,8 @@ def plain(groups: Sequence[Group], macs: Mapping[str, int | None]) -> list[list[
         row += [paper.mean, paper.std, paper.n, paper.source or "paper", paper.mark] if paper else [None] * 5
         seconds = [result.seconds for result in group.results]
         row += [group.results[0].parameters if last else None, macs.get(group.key), statistics.mean(seconds) if last else None]
-        rows.append([*row, group.note])
+        apart = [None] * 5 if d is None or other is None else [other.title, d.mean, d.low, d.high, d.n]
+        rows.append([*row, group.note, *apart])
     return rows
 
 

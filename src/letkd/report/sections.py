@@ -35,17 +35,17 @@ def finished(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
     return [(group, next(run for run in group.runs if run.result is not None)) for group in groups if group.results]
 
 
-def results(book: Book, groups: Sequence[Group], opened: Opened) -> str:
-    """The tables, here and as Markdown, LaTeX and CSV."""
+def results(book: Book, groups: Sequence[Group], opened: Opened, against: str | None = None) -> str:
+    """The tables, here and as Markdown, LaTeX and CSV; `against` as for `detail`."""
     macs = {
         group.key: opened.attempt(f"MACs of {group.title}", lambda run=run: opened.macs(run)) for group, run in finished(groups)
     }
     pairs = by_pair(groups)
     grids = [matrix(groups)] if len(pairs) > 1 else []
-    grids += [detail(pair, held, macs) for pair, held in pairs.items()]
+    grids += [detail(pair, held, macs, against=against) for pair, held in pairs.items()]
     book.files["table.md"] = "\n".join(as_markdown(grid) for grid in grids)
     book.files["table.tex"] = "\n".join(as_latex(grid) for grid in grids)
-    book.files["table.csv"] = as_csv(HEAD, plain(groups, macs))
+    book.files["table.csv"] = as_csv(HEAD, plain(groups, macs, against=against))
     return "".join(as_html(grid) for grid in grids)
 
 

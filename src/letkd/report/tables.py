@@ -1,10 +1,11 @@
 """Results as tables: mean ± std over seeds, n, the last epoch first and what was best on validation beside it, named so."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from letkd.report.grid import escape_markdown, paragraph_markdown
+from letkd.report.paired import NOTE, head, paired_difference
 from letkd.runs.results import Row, mean_std
 
 if TYPE_CHECKING:
@@ -21,25 +22,53 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
-    """The table as Markdown."""
-    lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
-    lines += [" | ".join(escape_markdown(cell(row)) for cell in COLUMNS.values()) for row in rows]
-    notes = [f"\n{paragraph_markdown(f'{row.title} {row.note}')}.\n" for row in rows if row.note]
+def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Row], str]]:
+    """All columns; with the name of a row to compare with, its difference to that row behind the accuracies."""
+    reference = next((row for row in rows if against is not None and row.name == against), None)
+    if reference is None or len(rows) < 2:
+        return COLUMNS
+    other = reference
+
+    def difference(row: Row) -> str:
+        return "–" if row is other else str(paired_difference(row.by_seed(), other.by_seed()) or "–")
+
+    columns: dict[str, Callable[[Row], str]] = {}
+    for name, cell in COLUMNS.items():
+        columns[name] = cell
+        if name == "n":
+            columns[head(other.title)] = difference
+    return columns
+
+
+def _notes(rows: Sequence[Row], columns: Mapping[str, object]) -> list[str]:
+    notes = [f"{row.title} {row.note}." for row in rows if row.note]
+    return [*notes, NOTE] if len(columns) > len(COLUMNS) else notes
+
+
+def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:
+    """The table as Markdown.
+
+    Args:
+        against: the name of the row that every other one is compared with, seed by seed.
+    """
+    columns = _columns(rows, against)
+    lines = [" | ".join(map(escape_markdown, columns)), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(escape_markdown(cell(row)) for cell in columns.values()) for row in rows]
+    notes = [f"\n{paragraph_markdown(note)}\n" for note in _notes(rows, columns)]
     return "".join([f"| {line} |\n" for line in lines] + notes)
 
 
-def as_rich(rows: Sequence[Row], title: str) -> "Table":
-    """The table for a terminal."""
+def as_rich(rows: Sequence[Row], title: str, against: str | None = None) -> "Table":
+    """The table for a terminal; `against` as for `as_markdown`."""
     from rich.markup import escape
     from rich.table import Table
 
+    columns = _columns(rows, against)
     table = Table(title=escape(title), title_justify="left")
-    for k, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if k else "left")
+    for k, name in enumerate(columns):
+        table.add_column(escape(name), justify="right" if k else "left")
     for row in rows:
-        table.add_row(*(escape(cell(row)) for cell in COLUMNS.values()))
-    notes = [escape(f"{row.title} {row.note}") for row in rows if row.note]
-    table.caption = "\n".join(notes) or None
+        table.add_row(*(escape(cell(row)) for cell in columns.values()))
+    table.caption = escape("\n".join(_notes(rows, columns))) or None
     table.caption_justify = "left"
     return table

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from letkd import __version__
+from letkd.errors import RunError, nearest
 from letkd.files import must_be_utf8, refuse_link, sweep, write_whole
 from letkd.progress import bar
 from letkd.report import sections as parts
@@ -33,7 +34,13 @@ INTRODUCTIONS = {
 
 
 def write_report(
-    paths: Sequence[str | Path], out: str | Path, *, features: Way = "pca", root: Path | None = None, trust: bool = False
+    paths: Sequence[str | Path],
+    out: str | Path,
+    *,
+    features: Way = "pca",
+    root: Path | None = None,
+    trust: bool = False,
+    against: str | None = None,
 ) -> Path:
     """Write `out/report.html`, and tables and figures into `out/report/`; gives the page's path.
 
@@ -42,14 +49,18 @@ def write_report(
         features: how features are laid in the plane.
         root: folder of the data set's files, where it is not the one that the recipes name.
         trust: build networks of the user's own, too, which runs the code that the recipes name.
+        against: title or method of the row that the others are compared with; the first student of each pair if omitted.
     """
     out = Path(out)
     files = must_be_utf8(out) / "report"
     refuse_link(files)
     opened, book = Opened(root=root, trust=trust), Book()
     groups = find_groups(paths, tell=opened.note)
+    if against is not None and not any(against in (group.title, group.method) for group in groups):
+        rows = nearest(against, {name for group in groups for name in (group.title, group.method) if name})
+        raise RunError(f"--against {against!r} is no row of these runs; nearest: {rows}")
     pairs = by_pair(groups)
-    found = [Section("results", "Results", parts.results(book, groups, opened))]
+    found = [Section("results", "Results", parts.results(book, groups, opened, against))]
     builders: dict[tuple[str, str], Callable[[str, list[Group]], str]] = {
         ("curves", "Curves"): lambda pair, held: parts.curve_charts(book, pair, held),
         ("health", "Health of the KD layers"): lambda pair, held: parts.health_of(book, pair, held),

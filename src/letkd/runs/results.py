@@ -9,11 +9,22 @@ from letkd.runs.records import Result
 
 @dataclass(frozen=True)
 class Row:
-    """One method and its finished runs; where there are none, a note says why."""
+    """One method and its finished runs; where there are none, a note says why.
+
+    Args:
+        name: the method's, or that of the user's own row.
+        seeds: of the results, in their order.
+    """
 
     title: str
     results: Sequence[Result]
     note: str = ""
+    name: str = ""
+    seeds: Sequence[int] = ()
+
+    def by_seed(self) -> dict[int, float]:
+        """Test accuracy of the last epoch by seed."""
+        return {seed: result.last_test for seed, result in zip(self.seeds, self.results, strict=False)}
 
 
 def mean_std(values: Sequence[float | None]) -> str:

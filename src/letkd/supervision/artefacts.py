@@ -1,16 +1,20 @@
-"""Fitted supervisions on disk: safetensors with the fingerprint of all they depend on, reused only when it matches."""
+"""Fitted supervisions on disk: safetensors with the fingerprint of all they depend on, reused only when it matches.
 
+The fingerprint is part of the file's name, so that runs with different settings, teachers or data share one folder.
+"""
+
+import glob
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import nn
 
 from letkd.files import write_whole
-from letkd.models.weights import checksum, fingerprint
+from letkd.models.weights import as_safetensors, checksum, fingerprint
 from letkd.progress import say
 from letkd.supervision.base import Supervision
 
@@ -32,33 +36,52 @@ class Origin:
         return cls(fingerprint(teacher), tap, data, json.dumps(settings, sort_keys=True))
 
 
-def path_of(supervision: Supervision, folder: Path, site: str) -> Path:
-    """The file of a site, always directly in `folder`: whatever in the site's name is no part of a plain file name is a dash."""
+def path_of(supervision: Supervision, folder: Path, site: str, origin: Origin) -> Path:
+    """The file of a site, always directly in `folder`: characters of the site's name that a plain file name lacks become dashes."""
+    digest = hashlib.sha256(json.dumps(asdict(origin), sort_keys=True).encode()).hexdigest()
+    return folder / f"{_stem(supervision, site)}.{digest[:12]}.safetensors"
+
+
+def _stem(supervision: Supervision, site: str) -> str:
     name = re.sub(r"[^\w.-]", "-", site)
-    return folder / f"{name}.{supervision.kind}.safetensors"
+    return f"{name}.{supervision.kind}"
 
 
 def save_fitted(supervision: Supervision, folder: Path, site: str, origin: Origin) -> Path:
     """Write the buffers and their origin; the file appears whole or not at all."""
-    path = path_of(supervision, folder, site)
+    path = path_of(supervision, folder, site, origin)
     buffers = {name: getattr(supervision, name).detach().cpu().contiguous() for name in supervision.fitted_buffers}
     report = json.dumps(supervision.report_)
     metadata = {"format": FORMAT, "report": report, "sha256": checksum(buffers, report), **asdict(origin)}
-    write_whole(path, save(buffers, metadata=metadata))
+    write_whole(path, as_safetensors(buffers, metadata))
     return path
 
 
 def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origin) -> bool:
-    """Take the fitted buffers from a file if it is whole and of this origin; otherwise say why it is fitted anew."""
-    path = path_of(supervision, folder, site)
-    if not path.exists():
-        return False
+    """Load the fitted buffers if the folder has them for this origin; otherwise say what differs and return False.
+
+    Files without a fingerprint in their name, as earlier versions wrote them, are read as well.
+    """
+    stem = _stem(supervision, site)
+    own, old = path_of(supervision, folder, site, origin), folder / f"{stem}.safetensors"
+    for path in (own, old):
+        if path.exists() and _load(supervision, path, origin):
+            return True
+    others = [path for path in sorted(folder.glob(f"{glob.escape(stem)}.*.safetensors")) if path != own]
+    differences = [changed for path in others if (changed := _differences(path, origin))]
+    if differences and not own.exists():
+        what = ", ".join(min(differences, key=len))
+        say(f"{folder}: fits at {site} exist for other {what}; fitting for this one, kept beside them")
+    return False
+
+
+def _load(supervision: Supervision, path: Path, origin: Origin) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             buffers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
     except (SafetensorError, OSError) as error:
-        say(f"{path}: not readable ({error}); fitting anew")
+        say(f"{path}: not readable ({error}); refitting")
         return False
     changed = [part for part, value in asdict(origin).items() if metadata.get(part) != value]
     if metadata.get("format") != FORMAT or set(buffers) != set(supervision.fitted_buffers):
@@ -66,10 +89,20 @@ def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     elif metadata.get("sha256") != checksum(buffers, metadata.get("report", "")):
         changed = ["content (its checksum differs)"]
     if changed:
-        say(f"{path}: made for another {', '.join(changed)}; fitting anew")
+        say(f"{path}: made for other {', '.join(changed)}; refitting")
         return False
     for name, value in buffers.items():
         setattr(supervision, name, value.to(supervision._at.device))
     supervision.report_ = json.loads(metadata["report"])
     say(f"{path}: same teacher, tap, data and settings; reused")
     return True
+
+
+def _differences(path: Path, origin: Origin) -> list[str]:
+    """The parts in which a file's origin differs; empty if it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError):
+        return []
+    return [part for part, value in asdict(origin).items() if metadata.get(part) != value]
