@@ -18,6 +18,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,11 @@ from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
-from letkd.errors import DataError, NonFiniteError
-from letkd.files import write_whole
+from letkd.errors import DataError, InUseError, NonFiniteError
+from letkd.files import hold, write_whole
 from letkd.methods.base import Fitting
 from letkd.models.weights import checksum, fingerprint
-from letkd.processes import from_first, rank, wait_for_all, world
+from letkd.processes import from_first, rank, sum_of_all, wait_for_all, world
 from letkd.progress import bar, say
 from letkd.supervision.base import KEPT, widen
 from letkd.supervision.labels import Labels
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 FORMAT = "letkd-cache-1"
 SHARD = 32 * EVAL_BATCH  # images of a shard
+WAIT_SECONDS = 0.2  # between looks at a shard that another run is making
 
 
 @dataclass(frozen=True)
@@ -146,18 +148,26 @@ class TeacherCache:
         """Make the shards of a view that are missing or damaged, all processes their share, and open them.
 
         Args:
-            heed: called by all processes after each shard that they make; it may raise to stop.
+            heed: called by all processes after each shard that they make, and while they wait for one that another run is making; it
+                may raise to stop.
         """
         items, origins, began = self._items(), self._origins(), time.monotonic()
         n = -(-len(self.loader.split) // SHARD)
         missing = from_first([s for s in range(n) if not all(self._open(name, o, view, s) for name, o in origins.items())])
-        mine = missing[rank() :: world()]
+        mine, waited = missing[rank() :: world()], False
         title = f"view {view + 1} of {self.loader.views}: {', '.join(items)} of the teacher"
-        with bar(title, -(-len(missing) // world())) as tick:
-            for k in range(-(-len(missing) // world())):
-                if k < len(mine):
-                    self._make(items, origins, view, mine[k])
-                tick()
+        device = self._teacher()[1] if missing else None
+        with bar(title, len(mine)) as tick:
+            while missing and sum_of_all(torch.tensor([len(mine)], device=device)).item():
+                made = next((s for s in mine if self._make_alone(items, origins, view, s)), None)
+                if made is not None:
+                    mine.remove(made)
+                    tick()
+                elif mine:
+                    if not waited:
+                        say(f"{title}: another run is making it; waiting")
+                    waited = True
+                    time.sleep(WAIT_SECONDS)
                 heed()
         wait_for_all()
         self._shards = {name: [self._opened(name, origins, view, s) for s in range(n)] for name in items}
@@ -203,6 +213,21 @@ class TeacherCache:
         digest = hashlib.sha256(origin.encode()).hexdigest()
         item = re.sub(r"[^\w.-]", "-", name)
         return self.folder / f"{item}-{digest[:16]}" / f"view-{view + 1}" / f"{s:05}.safetensors"
+
+    def _make_alone(self, items: dict[str, Item], origins: dict[str, str], view: int, s: int) -> bool:
+        """Make a shard unless another process is making it or part of it. Locks are the system's: a dead process holds none."""
+        locks = [self._path(name, origin, view, s).with_name(f".{s:05}.lock") for name, origin in sorted(origins.items())]
+        with ExitStack() as held:
+            try:
+                for lock in locks:
+                    lock.parent.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(hold(lock))
+            except InUseError:
+                return False
+            self._make(items, origins, view, s)
+            for lock in locks:  # who opened one before finds the shard when it looks
+                lock.unlink(missing_ok=True)
+        return True
 
     @torch.no_grad()
     def _make(self, items: dict[str, Item], origins: dict[str, str], view: int, s: int) -> None:

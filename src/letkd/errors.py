@@ -44,6 +44,10 @@ class RunError(LetkdError):
     """A run folder that holds something else, or lacks what was asked for."""
 
 
+class InUseError(RunError):
+    """Something that another process holds at the moment."""
+
+
 class ExportError(LetkdError):
     """A student that cannot be exported as asked, or an exported one that does not give what the student gives."""
 
