@@ -48,6 +48,7 @@ class Distiller(nn.Module):
         weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
+        images: number of training images; a supervision with K = "auto" needs it.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`): equal within rounding, a fraction of the time
             and memory. With False they are computed as the paper writes them.
         checks: look at every step's labels and loss and stop at the first that is wrong.
@@ -78,6 +79,7 @@ class Distiller(nn.Module):
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
         example: Tensor | None = None,
+        images: int | None = None,
         fused: bool = True,
         checks: bool = True,
     ):
@@ -92,7 +94,7 @@ class Distiller(nn.Module):
         self.checks = checks
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
-            method.fused = fused
+            method.fused, method.images = fused, images
         # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
         self._frozen: tuple[nn.Module, ...] = ()
         self._student_reads, self._teacher_reads = Taps(student, {}), None

@@ -105,6 +105,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         student_taps=recipe.student.taps,
         teacher_taps=recipe.teacher.taps,
         example=example,
+        images=len(data.train),
         fused=recipe.train.fused,
     )
     if recipe.train.cache_views:
