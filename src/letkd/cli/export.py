@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from letkd.cli import options as o
+from letkd.errors import ExportError
 
 if TYPE_CHECKING:
     from letkd.deploy.quantise import Quantised
@@ -14,8 +15,14 @@ if TYPE_CHECKING:
 
 def export(
     what: Annotated[Path, typer.Argument(help="A finished run's folder, or a student.safetensors file.", show_default=False)],
-    to: Annotated[Literal["safetensors", "torch-export", "onnx"], typer.Option(help="The file's format.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="The file.", show_default="beside the student")] = None,
+    to: Annotated[
+        Literal["safetensors", "torch-export", "onnx", "hub-folder"],
+        typer.Option(
+            help="The file's format; hub-folder: weights, config.json and model card for the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The file or folder.", show_default="beside the student")] = None,
     takes: Annotated[
         Literal["uint8", "normalised"] | None,
         typer.Option(
@@ -45,16 +52,29 @@ def export(
     student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
     data: o.Data = None,
     root: o.Root = None,
+    licence: Annotated[
+        str | None,
+        typer.Option("--license", help="For hub-folder: the student's licence, such as apache-2.0.", show_default="unknown"),
+    ] = None,
 ) -> None:
     """Export a trained student: no teacher, no taps; torch-export and ONNX files run without letkd. Checked before it is written."""
     from letkd.deploy.ship import destination, ship
     from letkd.deploy.source import open_source
 
     source = open_source(what, student=student, data=data, root=root, size=None if size is None else (size, size))
-    destination(source.path, to, out, int8=int8)  # a wrong name before any work
-    if prune is not None:
-        source = _pruned(source, prune, tolerance)
-    shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8)
+    if to == "hub-folder":
+        from letkd.deploy.hub import write_hub_folder
+
+        if int8 or takes == "uint8":
+            raise ExportError("--to hub-folder holds weights and no graph: leave --int8 and --input out, or say --to onnx")
+        if prune is not None:
+            source = _pruned(source, prune, tolerance)
+        shipment = write_hub_folder(source, out, fold=fold, licence=licence)
+    else:
+        destination(source.path, to, out, int8=int8)  # a wrong name before any work
+        if prune is not None:
+            source = _pruned(source, prune, tolerance)
+        shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8)
     for name, difference in shipment.differences.items():
         print(
             f"max difference to the student on {difference.n} {name} images: {difference.largest:.2g} "
@@ -66,7 +86,8 @@ def export(
     print(f"input: {facts.input} [{', '.join(_axes(facts.dynamic, facts.size))}]")
     if shipment.folded:
         print(f"folded: {shipment.folded} BNs into convolutions")
-    print(f"exported: {shipment.path} ({shipment.path.stat().st_size / 1e6:.2f} MB)")
+    files = list(shipment.path.iterdir()) if shipment.path.is_dir() else [shipment.path]
+    print(f"exported: {shipment.path} ({sum(file.stat().st_size for file in files) / 1e6:.2f} MB)")
 
 
 def _pruned(source: "Source", prune: str, tolerance: float) -> "Source":
