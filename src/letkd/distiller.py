@@ -56,6 +56,7 @@ class Distiller(nn.Module):
         criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
             it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
             registered, so its parameters are trained.
+        images: number of training images; a supervision with K = "auto" needs it.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
@@ -89,6 +90,7 @@ class Distiller(nn.Module):
         teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        images: int | None = None,
         fused: bool = True,
         checks: bool = True,
     ):
@@ -108,7 +110,7 @@ class Distiller(nn.Module):
         self._reach = Reach()
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
-            method.fused = fused
+            method.fused, method.images = fused, images
         # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
         self._frozen: tuple[nn.Module, ...] = ()
         self._student_reads, self._teacher_reads = Taps(student, {}), None

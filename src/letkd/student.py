@@ -21,6 +21,7 @@ from letkd.models import create_model, list_models, load_weights, save_weights
 from letkd.taps import find_module, graft, replace_module
 
 FORMAT = "letkd-student-2"
+HUB_WEIGHTS = "model.safetensors"  # in a folder in the layout of the Hugging Face Hub
 
 # What a method may put into a student: behind a module (or folded there), or a FrozenLinear in the place of the classifier. A file
 # names them by class, and nothing else is ever built because a file says so. Each tells its constructor's arguments by `settings()`.
@@ -77,6 +78,7 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     """Open what `save_student` wrote: build the network, change it as the methods did, load the weights; in eval mode.
 
     Args:
+        path: the file, or a folder with it: a finished run, or what `letkd export --to hub-folder` wrote.
         model: the network by the name that `create_model` knows it by, where it is none of the zoo: the file says its name, too,
             but code is not run because a file says so.
         num_classes: for another number of classes than the file's; the classifier is then freshly initialised, and a line names it.
@@ -88,6 +90,7 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
         >>> load_student(path)(torch.zeros(1, 3, 32, 32)).shape
         torch.Size([1, 3])
     """
+    path = _file_in(Path(path))
     header = read_header(path)
     name, C = model or header["model"], header["num_classes"]
     if model is None and name not in list_models():
@@ -107,6 +110,17 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     student = _change(create_model(name, num_classes=num_classes or C), header, shapes, path)
     load_weights(student, path, num_classes=num_classes)
     return student.eval()
+
+
+def _file_in(path: Path) -> Path:
+    """The student file in a folder; a file as it is."""
+    if not path.is_dir():
+        return path
+    names = ("student.safetensors", HUB_WEIGHTS)
+    found = next((path / name for name in names if (path / name).is_file()), None)
+    if found is None:
+        raise CheckpointError(f"{path} holds no student: there is no {' and no '.join(names)} in it")
+    return found
 
 
 def is_student_file(path: str | Path) -> bool:

@@ -146,6 +146,7 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
     assert supervision.report_ == {
         "pixels seen": 450,
         "pixels clustered": 450,
+        "mean perplexity": pytest.approx((-(p_T * p_T.log()).sum(dim=1)).exp().mean().item(), rel=1e-4),
         "mean of largest label at tau 1": pytest.approx(peaks.mean().item(), rel=1e-4),
         "labels a pixel above 1e-07 of it": pytest.approx((p_T > 1e-7 * peaks[:, None]).sum(dim=1).double().mean().item()),
         "mass of the others": pytest.approx(0, abs=6e-7),

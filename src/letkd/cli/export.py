@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from letkd.cli import options as o
+from letkd.errors import ExportError
 
 if TYPE_CHECKING:
     from letkd.deploy.facts import Facts
@@ -15,8 +16,14 @@ if TYPE_CHECKING:
 
 def export(
     what: Annotated[Path, typer.Argument(help="A finished run's folder, or a student.safetensors file.", show_default=False)],
-    to: Annotated[Literal["safetensors", "torch-export", "onnx"], typer.Option(help="The file's format.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="The file.", show_default="beside the student")] = None,
+    to: Annotated[
+        Literal["safetensors", "torch-export", "onnx", "hub-folder"],
+        typer.Option(
+            help="The file's format; hub-folder: weights, config.json and model card for the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The file or folder.", show_default="beside the student")] = None,
     takes: Annotated[
         Literal["uint8", "normalised"] | None,
         typer.Option(
@@ -53,6 +60,10 @@ def export(
     student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
     data: o.Data = None,
     root: o.Root = None,
+    licence: Annotated[
+        str | None,
+        typer.Option("--license", help="For hub-folder: the student's licence, such as apache-2.0.", show_default="unknown"),
+    ] = None,
 ) -> None:
     """Export a trained student: no teacher, no taps; torch-export and ONNX files run without letkd. Checked before it is written."""
     side, any_size = o.sizes(size)
@@ -62,10 +73,21 @@ def export(
     from letkd.deploy.source import open_source
 
     source = open_source(what, student=student, data=data, root=root, size=side)
-    destination(source.path, to, out, int8=int8, **graph)  # what is wrong before any work
-    if prune is not None:
-        source = _pruned(source, prune, tolerance)
-    shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8, **graph)
+    if to == "hub-folder":
+        from letkd.deploy.hub import write_hub_folder
+
+        if int8 or takes == "uint8" or any(value is not None for value in graph.values()):
+            raise ExportError(
+                "--to hub-folder holds weights and no graph: leave --int8, --input, --opset, --batch and --size out, or say --to onnx"
+            )
+        if prune is not None:
+            source = _pruned(source, prune, tolerance)
+        shipment = write_hub_folder(source, out, fold=fold, licence=licence)
+    else:
+        destination(source.path, to, out, int8=int8, **graph)  # what is wrong before any work
+        if prune is not None:
+            source = _pruned(source, prune, tolerance)
+        shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8, **graph)
     for name, difference in shipment.differences.items():
         print(
             f"max difference to the student on {difference.n} {name} images: {difference.largest:.2g} "
@@ -78,7 +100,8 @@ def export(
     if shipment.folded:
         print(f"folded: {shipment.folded} BNs into convolutions")
     print(f"latency: {', '.join(f'{1000 * taken:.2f} ms per batch of {n}' for n, taken in shipment.seconds.items())}")
-    print(f"exported: {shipment.path} ({shipment.path.stat().st_size / 1e6:.2f} MB)")
+    files = list(shipment.path.iterdir()) if shipment.path.is_dir() else [shipment.path]
+    print(f"exported: {shipment.path} ({sum(file.stat().st_size for file in files) / 1e6:.2f} MB)")
 
 
 def _pruned(source: "Source", prune: str, tolerance: float) -> "Source":

@@ -211,6 +211,7 @@ class Method(nn.Module):
         super().__init__()
         self.reads = Reads()
         self.fused = False
+        self.images: int | None = None  # in the training set, if known
 
     @classmethod
     def from_recipe(cls, table: Any) -> Self:

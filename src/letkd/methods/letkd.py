@@ -1,6 +1,6 @@
 """letKD: the teacher's knowledge inside the student (section 4 of the paper)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -56,7 +56,7 @@ class LetKD(QUEST):
         return student
 
 
-def letkd1(K: int = 4096, *, tau: float = 1.0, alpha: float = 1.0) -> LetKD:
+def letkd1(K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.0, alpha: float = 1.0) -> LetKD:
     """letKD-1: one KD layer at the penultimate map, labels by K-means (Alg. 1 and 3).
 
     Args:
@@ -72,7 +72,12 @@ def letkd1(K: int = 4096, *, tau: float = 1.0, alpha: float = 1.0) -> LetKD:
 
 
 def letkd2(
-    K_penult: int = 4096, K_inter: int = 8, *, tau: float = 1.0, alpha_penult: float = 1.0, alpha_inter: float = 1.0
+    K_penult: int | Literal["auto"] = 4096,
+    K_inter: int = 8,
+    *,
+    tau: float | Literal["auto"] = 1.0,
+    alpha_penult: float = 1.0,
+    alpha_inter: float = 1.0,
 ) -> LetKD:
     """letKD-2: letKD-1 and a second layer after the first block of the last stage, labels by sub-class decisions (Alg. 1 to 3).
 

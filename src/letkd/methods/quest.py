@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
@@ -56,6 +56,7 @@ class QUEST(Method):
             _, *size = student.map_shape(role)
             d_T, *size_T = teacher.map_shape(role + site.supervision.reads)
             self._ratio[role] = pool_ratio((size_T[0], size_T[1]), (size[0], size[1]), role)
+            site.supervision.pixels = None if self.images is None else self.images * size[0] * size[1]
             site.supervision.bind(role, d=d_T, C=student.num_classes)
         for role, site in self.sites.items():
             self.reads.teacher[self._teacher_role(role)] = teacher.taps[self._teacher_role(role)]
@@ -116,6 +117,6 @@ def module_name(role: str) -> str:
     return role.replace(".", "_")
 
 
-def quest(K: int = 4096, *, tau: float = 1.0) -> QUEST:
+def quest(K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.0) -> QUEST:
     """QUEST at the penultimate layer with K-means labels, as the paper compares with. QUEST itself used τ = 5."""
     return QUEST([Site("penultimate", KMeansSupervision(K, tau))])

@@ -14,6 +14,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("momentum", "threshold"), (0, 1)),
     **dict.fromkeys(("T", "tau", "init_var", "eps"), (1e-12, 1e12)),
     "memory": (1, 2**62),
+    "perplexity": (1.01, LARGEST),
     "seed": (0, 2**32 - 1),
     "warmup": (0, LARGEST),
     "smoothing": (0, 1e12),

@@ -42,6 +42,7 @@ class Supervision(nn.Module):
     def __init__(self):
         super().__init__()
         self.where = "its site"
+        self.pixels: int | None = None  # of all training images at the site, if their number is known
         self.report_: dict[str, float] = {}
         self.register_buffer("_at", torch.empty(0), persistent=False)  # on the device where fitted buffers belong
         for name in self.fitted_buffers:

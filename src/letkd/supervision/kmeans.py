@@ -12,6 +12,8 @@ from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.lanes import mm
 from letkd.processes import several
+from letkd.progress import say
+from letkd.supervision.auto import auto_K, mean_perplexity, tau_for
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
@@ -65,8 +67,10 @@ class KMeansSupervision(Supervision):
     """K-means over the pixels of the teacher's maps; p_T is the soft-max of the negative squared distances (Alg. 1).
 
     Args:
-        K: number of centres. Paper uses 4096.
-        tau: τ, multiplies the squared distances. Paper uses 1 (QUEST used 5). It depends on the scale of the features.
+        K: number of centres. Paper uses 4096. "auto": from the number of pixels and classes, as `auto_K` has it.
+        tau: τ, multiplies the squared distances. Paper uses 1 (QUEST used 5). It depends on the scale of the features. "auto": set
+            with the fit, so that the mean perplexity of p_T on the fitted pixels is `perplexity`.
+        perplexity: number of labels that a pixel has in effect; for tau = "auto".
         least: labels below this share of a pixel's largest are left out of `labels`, which the fused loss reads; `p_T` has them all.
             The mass that this leaves out is reported with the fit.
         scale_free: divide τ by the mean squared distance between nearest centres, so that it no longer does.
@@ -77,7 +81,8 @@ class KMeansSupervision(Supervision):
         iterations: of Lloyd's algorithm. The authors use 20.
         seed: of the sample and of the start.
 
-    The centres are `rho_ [K d]`; `nearest_` is the mean squared distance from a centre to the next one.
+    The centres are `rho_ [K d]`; `nearest_` is the mean squared distance from a centre to the next one; `tau_`, with tau = "auto",
+    is τ.
 
     Examples:
         >>> f_T, y = torch.randn(4, 8, 6, 6), torch.tensor([0, 1, 0, 1])  # the teacher's maps, and labels that K-means ignores
@@ -93,12 +98,14 @@ class KMeansSupervision(Supervision):
     fitted_buffers: ClassVar[tuple[str, ...]] = ("rho_", "nearest_")
     rho_: Tensor
     nearest_: Tensor
+    tau_: Tensor
 
     def __init__(
         self,
-        K: int = 4096,
-        tau: float = 1.0,
+        K: int | Literal["auto"] = 4096,
+        tau: float | Literal["auto"] = 1.0,
         *,
+        perplexity: float = 4.0,
         least: float = 1e-7,
         scale_free: bool = False,
         pixels_per_centre: int | Literal["all"] = 256,
@@ -106,25 +113,52 @@ class KMeansSupervision(Supervision):
         iterations: int = 20,
         seed: int = 0,
     ):
+        if tau == "auto":
+            self.fitted_buffers = ("rho_", "nearest_", "tau_")  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__()
-        self.K, self.tau, self.least, self.scale_free = K, float(tau), float(least), scale_free
+        if tau == "auto" and scale_free:
+            raise FitError('K-means with tau="auto" and scale_free=True: τ is set from the distances already; drop scale_free')
+        self.K = 0 if K == "auto" else K  # 0: chosen when it is bound to a site
+        self.tau = math.nan if tau == "auto" else float(tau)
+        self.perplexity, self.least, self.scale_free = float(perplexity), float(least), scale_free
         self.pixels_per_centre, self.iterations, self.seed = pixels_per_centre, iterations, seed
         if engine not in ("faiss", "minibatch"):
             raise FitError(f"K-means with engine={engine!r}: there are 'faiss' and 'minibatch'")
         self.engine = engine
         self._reservoir: Reservoir | None = None
         self._minibatches: MiniBatches | None = None
+        self._auto_tau: tuple[Tensor, float] | None = (
+            None  # the buffer and its value: reading it at every step would wait for a GPU
+        )
+
+    def bind(self, where: str, *, d: int, C: int) -> None:
+        super().bind(where, d=d, C=C)
+        if not self.K:
+            if self.pixels is None:
+                raise FitError(
+                    f'K = "auto" at {where!r} needs the number of training images: Distiller(…, images=len(dataset)), or set K'
+                )
+            self.K, reason = auto_K(self.pixels, C)
+            say(f"K = {self.K} at {where}: {reason}")
 
     def num_labels(self) -> int:
         return self.K
 
     def settings(self) -> dict[str, object]:
+        tau: dict[str, object] = {"perplexity": self.perplexity} if math.isnan(self.tau) else {}
         if self.engine == "minibatch":
-            return {"K": self.K, "engine": self.engine, "seed": self.seed}
-        return {"K": self.K, "pixels_per_centre": self.pixels_per_centre, "iterations": self.iterations, "seed": self.seed}
+            return {"K": self.K, "engine": self.engine, "seed": self.seed, **tau}
+        return {
+            "K": self.K,
+            "pixels_per_centre": self.pixels_per_centre,
+            "iterations": self.iterations,
+            "seed": self.seed,
+            **tau,
+        }
 
     def label_settings(self) -> dict[str, object]:
-        return {"tau": self.tau, "least": self.least, "scale_free": self.scale_free}
+        tau = "auto" if math.isnan(self.tau) else self.tau
+        return {"tau": tau, "least": self.least, "scale_free": self.scale_free}
 
     def reset(self) -> None:
         super().reset()
@@ -132,6 +166,8 @@ class KMeansSupervision(Supervision):
 
     def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
         self._check_map(f_T)
+        if not self.K:
+            raise FitError('K = "auto" is chosen by a Distiller, which knows the pixels and classes; set K')
         if self._reservoir is None:
             wanted = self.pixels_per_centre
             few = 4096 if self.engine == "minibatch" else None  # for the report alone
@@ -169,14 +205,20 @@ class KMeansSupervision(Supervision):
                 f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels; choose another tap or a smaller K"
             )
         self.rho_, self.nearest_ = rho, nearest.float()
-        some = F[:: max(1, len(F) // 4096)].T[None, :, None]  # [1 d 1 n]
+        some = F[:: max(1, len(F) // 4096)]
+        d = (rho * rho).sum(dim=1) - 2 * some @ rho.T  # squared distances less ‖f_i‖²  [n K]
+        if math.isnan(self.tau):
+            self.tau_ = torch.tensor(tau_for(d, self.perplexity, self.where), dtype=torch.float64)
+        some = some.T[None, :, None]  # [1 d 1 n]
+        tau = self._tau(some)
         p_T = self.p_T(some, torch.zeros(1, dtype=torch.int64))
         peak = p_T.amax(dim=1, keepdim=True)
         kept = p_T > self.least * peak
         self.report_ = {
             "pixels seen": seen,
             "pixels clustered": seen if self.engine == "minibatch" else len(F),
-            f"mean of largest label at tau {self.tau:g}": float(peak.mean()),
+            "mean perplexity": mean_perplexity(d, tau),
+            f"mean of largest label at tau {tau if math.isnan(self.tau) else self.tau:.4g}": float(peak.mean()),
             f"labels a pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
             "mass of the others": float((p_T * ~kept).sum(dim=1).mean()),
         }
@@ -195,7 +237,12 @@ class KMeansSupervision(Supervision):
     def _tau(self, f_T: Tensor) -> float:
         self._check_fitted()
         self._check_channels(f_T, self.rho_.shape[1])
+        if math.isnan(self.tau):
+            if self._auto_tau is None or self._auto_tau[0] is not self.tau_:
+                self._auto_tau = self.tau_, self.tau_.item()
+            return self._auto_tau[1]
         return self.tau / self.nearest_.item() if self.scale_free else self.tau
 
     def extra_repr(self) -> str:
-        return f"K={self.K}, tau={self.tau:g}"
+        tau = "auto" if math.isnan(self.tau) else f"{self.tau:g}"
+        return f"K={self.K or 'auto'}, tau={tau}"

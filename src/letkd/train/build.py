@@ -147,6 +147,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             teacher_input=seen,
             example=example,
             criterion=criterion,
+            images=len(data.train),
             fused=recipe.train.fused,
         )
     except LetkdError:
