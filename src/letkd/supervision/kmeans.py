@@ -12,9 +12,13 @@ from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.lanes import mm
 from letkd.processes import several
+from letkd.progress import say
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
+
+PERPLEXITY = 4.0  # of labels that tell more than the nearest centre and less than all of them
+ONE_HOT, UNIFORM = 1.1, 0.75  # perplexities, the second as a share of K, beyond which labels say little
 
 
 def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: float) -> Float[Tensor, "b K h w"]:
@@ -24,6 +28,29 @@ def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: flo
     """
     logits = torch.einsum("bdhw,kd->bkhw", f, (2 * tau) * rho) - tau * (rho * rho).sum(dim=1)[:, None, None]
     return torch.softmax(logits, dim=1)  # section 4.2.1; Alg. 1, online: p_T = softmax(−τ d)
+
+
+def perplexity(p: Float[Tensor, "n K"]) -> float:
+    """exp of the mean entropy of rows that sum to one: as many labels as if all of them had the same weight; 1 for one-hot rows."""
+    return float(torch.special.entr(p.double()).sum(dim=1).mean().exp())
+
+
+def tau_for(f: Float[Tensor, "n d"], rho: Float[Tensor, "K d"], wanted: float) -> float | None:
+    """τ at which `soft_assign` gives labels of the perplexity `wanted`, which falls as τ grows; None where none does."""
+    f, rho = f.double(), rho.double()
+    score = 2 * f @ rho.T - (rho * rho).sum(dim=1)  # −‖f_i − ρ_k‖² but for what cancels
+    spread = float((score.amax(dim=1) - score.mean(dim=1)).mean())
+    if not (spread > 0 and math.isfinite(spread)):
+        return None
+    low, high = math.log(1e-6 / spread), math.log(1e9 / spread)
+    for _ in range(50):
+        middle = (low + high) / 2
+        if perplexity(torch.softmax(math.exp(middle) * score, dim=1)) > wanted:
+            low = middle
+        else:
+            high = middle
+    tau = math.exp(low)
+    return tau if abs(perplexity(torch.softmax(tau * score, dim=1)) / wanted - 1) < 0.1 else None
 
 
 def largest_entries(
@@ -59,6 +86,11 @@ def largest_entries(
     if not bool(counts.all()):
         return None
     return Entries(torch.cat(index), torch.cat(weight), counts.cumsum(dim=0) - counts, K)
+
+
+def _fewer(seen: int) -> int | None:
+    """A power of two that leaves each centre 39 pixels, the least that Faiss does not warn about; None where there is none."""
+    return 2 ** int(math.log2(seen / 39)) if seen >= 2 * 39 else None
 
 
 class KMeansSupervision(Supervision):
@@ -152,7 +184,8 @@ class KMeansSupervision(Supervision):
         seen = 0 if self._reservoir is None else int(self._reservoir.seen.sum())
         if self._reservoir is None or seen < self.K:
             raise FitError(
-                f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K or more images"
+                f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K"
+                f"{f', such as {few}' if (few := _fewer(seen)) else ''}, or more images"
             )
         F, _ = self._reservoir.sample()  # Alg. 1, offline: F, the teacher's pixels  [n d]
         rho = (
@@ -166,7 +199,8 @@ class KMeansSupervision(Supervision):
         nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
         if not nearest > 0:
             raise FitError(
-                f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels; choose another tap or a smaller K"
+                f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels ({len(F.unique(dim=0))} of "
+                f"{len(F)}); choose another tap or a smaller K"
             )
         self.rho_, self.nearest_ = rho, nearest.float()
         some = F[:: max(1, len(F) // 4096)].T[None, :, None]  # [1 d 1 n]
@@ -177,9 +211,27 @@ class KMeansSupervision(Supervision):
             "pixels seen": seen,
             "pixels clustered": seen if self.engine == "minibatch" else len(F),
             f"mean of largest label at tau {self.tau:g}": float(peak.mean()),
+            "perplexity": perplexity(pixels(p_T)),
             f"labels a pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
             "mass of the others": float((p_T * ~kept).sum(dim=1).mean()),
         }
+        self._warn(pixels(some))
+
+    def _warn(self, f: Float[Tensor, "n d"]) -> None:
+        """Say so where the labels are nearly one-hot or nearly uniform, with a τ that would give some between."""
+        found = self.report_["perplexity"]
+        kind = "one-hot" if found < ONE_HOT else "uniform" if found > UNIFORM * self.K else ""
+        if self.K < 2 or not kind:
+            return
+        wanted = min(PERPLEXITY, self.K / 2)
+        tau = tau_for(f[:: max(1, len(f) // 512)], self.rho_, wanted) if self.K > 2 else None
+        if tau is not None and self.scale_free:
+            tau *= self.nearest_.item()
+        advice = "" if tau is None else f"; tau = {tau:.3g} would give about {wanted:g}"
+        say(
+            f"warning: the teacher's labels at {self.where!r} are nearly {kind}: p_T has a perplexity of {found:.3g} for K={self.K} at tau "
+            f"{self.tau:g}{advice}"
+        )
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         tau = self._tau(f_T)
