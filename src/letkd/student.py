@@ -21,6 +21,7 @@ from letkd.models import create_model, list_models, load_weights, save_weights
 from letkd.taps import find_module, graft, replace_module
 
 FORMAT = "letkd-student-2"
+STUDENT = "student.safetensors"  # in a run folder
 HUB_WEIGHTS = "model.safetensors"  # in a folder in the layout of the Hugging Face Hub
 
 # What a method may put into a student: behind a module (or folded there), or a FrozenLinear in the place of the classifier. A file
@@ -116,7 +117,7 @@ def _file_in(path: Path) -> Path:
     """The student file in a folder; a file as it is."""
     if not path.is_dir():
         return path
-    names = ("student.safetensors", HUB_WEIGHTS)
+    names = (STUDENT, HUB_WEIGHTS)
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
         raise CheckpointError(f"{path} holds no student: there is no {' and no '.join(names)} in it")

@@ -16,7 +16,7 @@ from letkd.models import create_model, save_weights
 from letkd.recipes import list_methods, list_pairs, resolve
 from letkd.report.paper import MODERN, paper_result
 from letkd.train import build
-from letkd.train.optim import sgd
+from letkd.train.optim import build_optimizer
 
 C = 3
 SIZES = {"digits": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224}
@@ -77,7 +77,7 @@ def size_for(pair: str, method: str) -> int:
 def take_a_step(recipe, data: Dataset, folder: Path) -> None:
     distiller = build.build_distiller(recipe, data).train()
     build.fit(distiller, recipe, data, folder)
-    optimizer = sgd(distiller, recipe.optim)
+    optimizer = build_optimizer(distiller, recipe.optim)
     for group in optimizer.param_groups:
         group["lr"] = 1e-6  # with an untrained teacher's features the first phases of AB and FSP would blow up
     phases = [*(phase.weights for phase in recipe.phases), recipe.weights]
