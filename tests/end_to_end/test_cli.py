@@ -172,9 +172,12 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
     assert "code is not run because a file names it" in err
     assert letkd("eval", "own", "--student", "nets.py:small")[0] == 0
     code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
+    assert code == 0
+    assert "student nets.py:small: no taps named, so those that `letkd taps` proposes: penultimate=0" in err
+    code, _, err = letkd("train", "digits/tiny/fitnet", *given, "--out", "own4")
     assert code == 2
-    assert "has no tap for the role 'penultimate'" in err
-    assert "--student-tap penultimate=module.path" in err
+    assert "has no tap for the role 'stage2'" in err
+    assert "--student-tap stage2=module.path" in err
 
 
 @pytest.mark.parametrize(
