@@ -152,6 +152,7 @@ FALSE = {
     "a huge size": {"size": [10**6, 10**6]},
     "a resize of text": {"resize": "some"},
     "an input that is none": {"input": ["uint8"]},
+    "an input that weights alone cannot take": {"input": "uint8"},
     "an axis that is none": {"dynamic": [[]]},
 }
 
@@ -161,6 +162,15 @@ def test_student_files(letkd, mark, tmp_path, name):
     (tmp_path / "evil.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\ndef net(): ...\n")
     student_file(tmp_path / "x.safetensors", **FALSE[name])
     refused(letkd, tmp_path / "x.safetensors", mark, MODEL_VERBS)
+
+
+def test_a_size_that_the_network_cannot_take(letkd, tmp_path):
+    facts = {"mean": [0, 0, 0], "std": [1, 1, 1], "size": [2, 2]}
+    save_student(create_model("vgg8", num_classes=3), tmp_path / "x.safetensors", model="vgg8", num_classes=3, **facts)
+    Image.new("RGB", (8, 8)).save("image.png")
+    code, _, err = letkd("predict", "x.safetensors", "image.png", "--format", "csv")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert "x.safetensors does not run on images of [1, 3, 2, 2]" in err
 
 
 def test_weights_that_are_not_numbers(letkd, mark, tmp_path):
