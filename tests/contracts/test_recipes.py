@@ -15,7 +15,7 @@ from letkd.errors import UnsupportedPair
 from letkd.models import create_model, save_weights
 from letkd.recipes import list_methods, list_pairs, resolve
 from letkd.report.paper import MODERN, paper_result
-from letkd.train import build
+from letkd.train import build, teachers
 from letkd.train.optim import build_optimizer
 
 C = 3
@@ -44,10 +44,7 @@ def test_every_cell_of_a_pair_takes_a_step(pair, tmp_path, monkeypatch):
     weights = tmp_path / "teacher.safetensors"
     save_weights(teacher, weights)
 
-    def network(table, data):
-        return teacher if table.weights else create_model(table.model, num_classes=data.num_classes)
-
-    monkeypatch.setattr(build, "build_network", network)  # one teacher for all rows: it is frozen
+    monkeypatch.setattr(teachers, "create_model", lambda *name, **given: teacher)  # one for all rows: it is frozen
     dashes = []
     for method in rows_for(pair):
         given = {} if method == "teacher" else {"teacher.weights": str(weights)}

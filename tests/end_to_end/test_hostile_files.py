@@ -197,7 +197,9 @@ def test_logits_that_are_not_numbers(letkd, tmp_path):
 # ------------------------------------------------------------------------------------------------ a process of its own
 
 COMMAND = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 import letkd.deploy.process as process
 from letkd.cli.main import main
 begin = process.ModelProcess.__init__

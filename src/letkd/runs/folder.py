@@ -274,7 +274,7 @@ class RunFolder:
     def _read(self, path: Path, kind: TypeAdapter, advice: str) -> Any:
         try:
             return kind.validate_json(read_plain(path), strict=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise RunError(f"{path} is damaged ({reason(error)}); {advice}") from None
