@@ -108,9 +108,9 @@ def test_onnx_files(letkd, mark, tmp_path, name):
     mark.write_bytes(bytes(4))
     (tmp_path / "secret").write_bytes(bytes(4))
     (tmp_path / "x.onnx").write_bytes(hostile.ONNX[name](mark))
-    verbs = {
-        key: [*words, "--timeout", "2"] if words[0] in ("predict", "eval") else words for key, words in MODEL_VERBS.items()
-    }
+    verbs = dict(MODEL_VERBS)
+    if name == "an endless loop":
+        verbs["predict"] = [*verbs["predict"], "--timeout", "2"]
     # `eval` stops at the classes of the data before it runs the file.
     refused(letkd, tmp_path / "x.onnx", mark, verbs)
 
@@ -202,11 +202,11 @@ import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 import letkd.deploy.process as process
 from letkd.cli.main import main
-begin = process.ModelProcess.__init__
-def told(self, *arguments):
-    begin(self, *arguments)
+run = process.ModelProcess.__call__
+def told(self, images):
     print(self.child.pid, flush=True)
-process.ModelProcess.__init__ = told
+    return run(self, images)
+process.ModelProcess.__call__ = told
 sys.argv = ["letkd", "predict", "x.onnx", "image.png"]
 main()
 """
@@ -247,7 +247,8 @@ def test_an_endless_loop_ends_with_its_command(tmp_path, number, code):
 
 def test_an_endless_loop_ends_in_time(tmp_path):
     (tmp_path / "x.onnx").write_bytes(hostile.endless_onnx())
-    process = ModelProcess(tmp_path / "x.onnx", 1.0)
+    process = ModelProcess(tmp_path / "x.onnx")
+    process.seconds = 1.0
     with pytest.raises(
         CheckpointError, match=r"x\.onnx gave no answer within 1 seconds and was stopped; allow more with --timeout"
     ):
