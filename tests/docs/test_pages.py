@@ -126,7 +126,16 @@ def test_commands_exist(page):
 
 def test_commands_are_found():
     assert [page for page in PAGES if commands(page)] == [
-        *("deploy.md", "distributed.md", "faq.md", "index.md", "own-model-and-data.md", "security.md", "speed.md", "training.md")
+        *(
+            "deploy.md",
+            "distributed.md",
+            "faq.md",
+            "index.md",
+            "own-model-and-data.md",
+            "security.md",
+            "speed.md",
+            "training.md",
+        )
     ]
     assert ["train", "digits/tiny/ce", "--quick"] in commands("faq.md")  # behind torchrun
 
