@@ -70,8 +70,14 @@ class PixelLabels:
     site: str
     part: Fitting
 
+    predicts: bool  # whether the teacher predicts the student's classes
+
     def pack(self, features: Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
-        return self.part.supervision.pack(self.part.supervision.labels(self.part.f_T(features), y))
+        supervision = self.part.supervision
+        if self.predicts and supervision.unlabelled == "teacher":
+            y = torch.where(y < 0, features["logits"].argmax(dim=1), y)
+        y = y.clamp_min(0)  # labels of any class for images that no step reads labels of
+        return supervision.pack(supervision.labels(self.part.f_T(features), y))
 
     def unpack(self, packed: dict[str, Tensor], teacher: dict[str, Tensor], labels: dict[str, Labels]) -> None:
         labels[self.site] = self.part.supervision.unpack(packed)
@@ -182,7 +188,8 @@ class TeacherCache:
     def _items(self) -> dict[str, Item]:
         lessons = self.distiller.lessons()
         items: dict[str, Item] = {role: Vectors(role) for role in lessons.vectors}
-        return items | {f"p_T at {site}": PixelLabels(site, part) for site, part in lessons.labels.items()}
+        same = self.distiller.same_classes
+        return items | {f"p_T at {site}": PixelLabels(site, part, same) for site, part in lessons.labels.items()}
 
     def _origins(self) -> dict[str, str]:
         """All that an item's shards depend on, by item, as a text."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,17 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from letkd.batch import Batch, channels_of, check_labels, example_for
+from letkd.batch import UNLABELLED, Batch, channels_of, check_labels, example_for
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
+from letkd.offline import fit_parts
 from letkd.processes import objects_of_all, rank
-from letkd.progress import bar, say, track
+from letkd.progress import track
 from letkd.reach import Reach
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
-from letkd.supervision.shared import finish_of_all
-from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+from letkd.taps import Tap, Taps, as_logits, check_model, is_logits, run_once
+from letkd.task import Criterion, Task, class_terms, task_terms
 from letkd.teacher_input import TeacherInput
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ __all__ = ["Batch", "Distiller", "Step"]
 
 @dataclass
 class Step:
-    """What one forward gives: the weighted loss, the unweighted terms by name, and the student's logits."""
+    """What one forward gives: the weighted loss, the unweighted terms by name, and the student's logits (with a task, its output)."""
 
     loss: Tensor
     terms: dict[str, Tensor]
@@ -48,14 +49,17 @@ class Distiller(nn.Module):
         student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
         teacher: likewise; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
         methods: one method or a list of them; none for plain CE.
-        weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
+        weights: λ by term name, 1 where not named. `ce` is the cross-entropy; a task's terms have the names that it gives them.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
         teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
             another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
         criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
-            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
-            registered, so its parameters are trained.
+            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. It gets the
+            images that have a label, and is left out if none has. A module is registered, so its parameters are trained.
+        task: `task(output, batch) -> {name: term}` in place of the criterion and its term `ce`, for students that do not classify:
+            `output` is what the student returns, of any kind and shape, and `batch.target` what the loader yields beside the images.
+            A module is registered. The teacher may return anything as well, unless a method reads logits.
         images: number of training images; a supervision with K = "auto" needs it.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
@@ -89,7 +93,8 @@ class Distiller(nn.Module):
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
-        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        criterion: Criterion | None = None,
+        task: Task | None = None,
         images: int | None = None,
         fused: bool = True,
         checks: bool = True,
@@ -102,7 +107,11 @@ class Distiller(nn.Module):
             raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
         self.student = student
         self.methods = nn.ModuleList(methods)
+        if task is not None and criterion is not None:
+            raise LetkdError("a criterion and a task were given, and each takes the place of the cross-entropy; give one")
         self.criterion = criterion or F.cross_entropy
+        self.task = task
+        self.same_classes = True  # whether the teacher predicts the student's classes
         self.checks = checks
         self.teacher_input = teacher_input
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
@@ -122,20 +131,22 @@ class Distiller(nn.Module):
             self.set_weights(weights or {})
             if example is not None:
                 output, _ = run_once(self._student_reads, example.to(_device(student)))
-                as_logits(output, student)
+                self._logits(output, student)
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""
-        names = ["ce", *(name for method in self._methods() for name in method.term_names())]
+        names = [name for method in self._methods() for name in method.term_names()]
+        # What a task's terms are called is known once it has run.
+        names = [*(["ce"] if self.task is None else [name for name in weights if name not in names]), *names]
         unknown = [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]
         if unknown:
             raise LetkdError(f"there is a weight for {', '.join(unknown)}, and the terms are {', '.join(names)}")
         if twice := [name for name, n in Counter(names).items() if n > 1]:
             raise LetkdError(f"two methods give the term {twice[0]!r}, and only one of them would count; drop one")
         self.weights = {name: float(weights.get(name, 1.0)) for name in names}
-        if not any(self.weights.values()):
+        if self.task is None and not any(self.weights.values()):
             raise LetkdError(f"all terms ({', '.join(names)}) weigh 0; there is nothing to learn from")
         self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
 
@@ -150,11 +161,14 @@ class Distiller(nn.Module):
     ) -> None:
         if example is None:
             example = example_for(self.student, teacher)
-        here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
+        dense = self.task is not None
+        here = Side(self.student, student_taps, example.to(_device(self.student)), who="student", dense=dense)
         shown = example if self.teacher_input is None else self.teacher_input(example)
         order = None if self.teacher_input is None else self.teacher_input.order
-        there = Side(teacher, teacher_taps, shown.to(_device(teacher)), who="teacher", order=order)
-        need_equal_classes(here, there, methods, "" if self.teacher_input is None else self.teacher_input.foreign)
+        there = Side(teacher, teacher_taps, shown.to(_device(teacher)), who="teacher", order=order, dense=dense)
+        foreign = "" if self.teacher_input is None else self.teacher_input.foreign
+        need_equal_classes(here, there, methods, foreign)
+        self.same_classes = not foreign and here.num_classes == there.num_classes
         try:
             for method in methods:
                 method.build(here, there)
@@ -186,34 +200,48 @@ class Distiller(nn.Module):
         return self._student_reads.taps
 
     def forward(self, batch: Any) -> Step:
-        batch = Batch.of(batch, channels=self._channels)
+        batch = Batch.of(batch, channels=self._channels, task=self.task is not None)
         with self._reach.watch(self.student, self._trained_layers()) as grafted:
             output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
-        logits = student["logits"] = as_logits(output, self.student)
-        if self.checks:
-            check_labels(batch.y, logits.shape[1])
+        logits = self._logits(output, self.student)
+        if logits is not None:
+            student["logits"] = logits
         if batch.y2 is not None:
             self.check_mix()
-            if self.checks:
-                check_labels(batch.y2, logits.shape[1])
-        view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
+        if self.checks:
+            C = None if logits is None else logits.shape[1]
+            labelled = [check_labels(y, C, least=UNLABELLED) for y in (batch.y, batch.y2) if y is not None]
+            batch.all_labelled = all(labelled)
+        # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
+        view = View(batch, student, *self._taught(batch), same_classes=self.same_classes)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
-        terms = {"ce": batch.over_labels(lambda y: _scalar(self.criterion(logits, y)))}  # (3.2): L_CE
+        terms = self._own_terms(output, logits, batch)  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
-        loss = torch.stack([self.weights[name] * term for name, term in terms.items() if self.weights[name]]).sum()  # (3.2)
+        weighed = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
+        loss = torch.stack([weight * term for weight, term in weighed if weight]).sum()  # (3.2)
         # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
         if self.checks and not all_finite([loss, *view.teacher.values()]):
             raise NonFiniteError(where_non_finite(view, terms))
         self._reach.prove(self.student, loss, grafted)
-        return Step(loss, terms, logits)
+        return Step(loss, terms, output if logits is None else logits)
+
+    def _logits(self, output: Any, model: nn.Module) -> Tensor | None:
+        """A network's logits `[b C]`; None if it gives something else and there is a task, which need not classify."""
+        return as_logits(output, model) if self.task is None or is_logits(output) else None
+
+    def _own_terms(self, output: Any, logits: Tensor | None, batch: Batch) -> dict[str, Tensor]:
+        if self.task is None:
+            return class_terms(self.criterion, logits, batch)
+        taken = {name for method in self._methods() for name in method.term_names()}
+        return task_terms(self.task, output, batch, weights=self.weights, taken=taken)
 
     def _trained_layers(self) -> list[str]:
         """Paths of the grafted layers that this step is to train."""
         if (
-            not (self.checks and self.training and torch.is_grad_enabled() and self.weights["ce"])
+            not (self.checks and self.training and torch.is_grad_enabled() and self.weights.get("ce", self.task is not None))
             or torch.compiler.is_compiling()
         ):
             return []
@@ -238,7 +266,8 @@ class Distiller(nn.Module):
             )
         output, student = self._student_reads(batch.second)
         student["logits"] = as_logits(output, self.student)
-        return View(replace(batch, x=batch.second, second=None), student, self._teach(batch.second))
+        shown = replace(batch, x=batch.second, second=None)
+        return View(shown, student, self._teach(batch.second), same_classes=self.same_classes)
 
     @torch.no_grad()
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
@@ -248,7 +277,9 @@ class Distiller(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
             seen = self.teacher_input
             output, features = self._teacher_reads(x if seen is None else seen(x))
-            logits = as_logits(output, teacher)
+            logits = self._logits(output, teacher)
+            if logits is None:
+                return features
             return {**features, "logits": logits if seen is None else seen.reorder(logits)}
 
     def check_mix(self) -> None:
@@ -326,31 +357,18 @@ class Distiller(nn.Module):
 
     @torch.no_grad()
     def _fit(self, unfitted: dict[str, Fitting], loader: Iterable) -> None:
-        for part in unfitted.values():
-            part.supervision.reset()
         device = _device(self._frozen[0])
-        for item in track(loader, f"fitting {', '.join(unfitted)}"):
-            batch = Batch.of(item, channels=self._channels).to(device)
-            if not len(batch.y):
-                continue  # this process's share of a batch with fewer images than processes
-            if batch.y2 is not None:
-                raise DataError(
-                    "fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix"
-                )
-            if self.checks:
-                check_labels(batch.y, None)
-            features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
-            for part in unfitted.values():
-                part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
-        for site, part in unfitted.items():
-            with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-                finish_of_all(part.supervision)
-            part.supervision.to(device)
-            facts = (
-                f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
-                for name, value in part.supervision.report_.items()
-            )
-            say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
+        items = track(loader, f"fitting {', '.join(unfitted)}")
+        batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)
+        # Empty: this process's share of a batch with fewer images than processes.
+        fit_parts(unfitted, (self._seen(batch) for batch in batches if len(batch.y)), device)
+
+    def _seen(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
+        if batch.y2 is not None:
+            raise DataError("fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix")
+        if self.checks:
+            check_labels(batch.y, None, least=UNLABELLED)
+        return batch, self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
 
     def _origin(self, part: Fitting, data: str) -> Origin:
         where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
@@ -385,10 +403,3 @@ class Distiller(nn.Module):
 
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _scalar(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.ndim:
-        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
-    return loss

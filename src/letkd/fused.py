@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.nn.functional import all_reduce
@@ -69,15 +69,23 @@ def log_partition(x: Float[Tensor, "b d h w"], omega: Float[Tensor, "K d 1 1"]) 
 
 
 def label_kl(
-    labels: Labels, x: Float[Tensor, "b d h w"], omega: Float[Tensor, "K d 1 1"], log_Z: Float[Tensor, "n"]
+    labels: Labels,
+    x: Float[Tensor, "b d h w"],
+    omega: Float[Tensor, "K d 1 1"],
+    log_Z: Float[Tensor, "n"],
+    images: Int[Tensor, "m"] | None = None,
 ) -> Float[Tensor, ""]:
     """KL(p_T ‖ softmax(a)), averaged over all pixels of the batch, as `functional.pixel_kl` gives it.
 
     1/n Σ_i (Σ_k p_T(i)_k log p_T(i)_k − x_iᵀ Σ_k p_T(i)_k w_k + log Z_i)
+
+    Args:
+        images: positions of the images whose pixels count; all if omitted.
     """
     with torch.autocast(x.device.type, enabled=False):
         matched = (unit_rows(x) * labels.mix(_full(omega).flatten(1))).sum(dim=1)
-        return (labels.negative_entropy().to(matched.dtype) - matched + log_Z).mean()
+        kl = labels.negative_entropy().to(matched.dtype) - matched + log_Z
+        return (kl if images is None or len(images) == len(x) else kl.unflatten(0, (len(x), -1))[images]).mean()
 
 
 def _log_Z(x: Tensor, W: Tensor, dtype: torch.dtype) -> Tensor:

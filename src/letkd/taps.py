@@ -250,6 +250,12 @@ def as_logits(output: Any, model: nn.Module) -> Tensor:
     return logits
 
 
+def is_logits(output: Any) -> bool:
+    """Whether `as_logits` finds logits in what a model returns."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    return isinstance(logits, Tensor) and logits.ndim == 2
+
+
 def probe(model: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> tuple[Any, dict[str, Tensor]]:
     """What `run_once` gives for these taps."""
     return run_once(Taps(model, taps), example)

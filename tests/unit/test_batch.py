@@ -25,7 +25,7 @@ LABELS = {
     "scalar": (torch.tensor(1), r"int64 \[\].*: one per image"),
     "too few": (Y[:5], "8 images and 5 labels; it needs one label per image"),
     "out of range": (Y + 3, "a label is 5, and with 3 classes labels run from 0 to 2"),
-    "negative": (Y - 1, "a label is -1"),
+    "negative": (Y - 2, "a label is -2"),
 }
 IMAGES = {
     "bytes": ((X * 20).to(torch.uint8), r"uint8 \[8, 3, 16, 16\].*use \(x\.float\(\) / 255 - mean\) / std"),

@@ -69,7 +69,7 @@ def analyse(
     ]
     results = {variant.name: row.results for variant, row in zip(variants, rows, strict=True)}
     if analysis.measure is None:
-        found = [[result.last_test for result in results[line.name]] for line in analysis.lines]
+        found = [[r.last_test for r in results[line.name] if r.last_test is not None] for line in analysis.lines]
     else:
         runs = {name: sorted((folder / name).glob("seed-*"))[: len(held)] for name, held in results.items()}
         found = analysis.measure(analysis.lines, runs)

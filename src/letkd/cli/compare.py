@@ -10,7 +10,10 @@ from letkd.cli import options as o
 from letkd.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from letkd.train.launchers import Launcher
+    from letkd.train.trials import Variant
 
 
 def compare(
@@ -92,7 +95,7 @@ def _rows(pair: str, methods: str | None) -> list[str]:
 
 def show(
     pair: str,
-    methods: list[str],
+    methods: "Sequence[str | Variant]",
     folder: Path,
     *,
     trials: int,

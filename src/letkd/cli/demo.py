@@ -9,6 +9,9 @@ from letkd.cli import options as o
 from letkd.cli.compare import show
 
 METHODS = ("ce", "kd", "quest", "letkd-1", "letkd-2")
+# One row more: to each of letKD-1's batches as many images without labels, of all those that the others leave out.
+UNLABELLED = "letKD-1, other images without labels"
+SETTINGS = (f"title={UNLABELLED!r}", "data.unlabelled='rest'", "data.unlabelled_share=0.5", "data.batch_size=32")
 
 
 def demo(
@@ -17,8 +20,11 @@ def demo(
     settings: o.Settings = None,
 ) -> None:
     """Train a teacher on scikit-learn's digits, then the same small student by five methods, compare, and write a report."""
-    title = "digits: one small student, five ways to teach it"
-    show("digits/tiny", list(METHODS), out, trials=trials, settings=settings or [], teacher_weights=None, title=title)
+    from letkd.train.trials import Variant
+
+    title = "digits: one small student, six ways to teach it"
+    methods = [*METHODS, Variant("letkd-1-unlabelled", "letkd-1", SETTINGS)]
+    show("digits/tiny", methods, out, trials=trials, settings=settings or [], teacher_weights=None, title=title)
 
     from letkd.report.write import write_report
 

@@ -18,12 +18,13 @@ Cell = Annotated[
 ]
 Method = Annotated[str | None, typer.Option(help="A row of the table: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
 Data = Annotated[
-    str | None, typer.Option(help="digits, cifar10, cifar100, tiny-imagenet, imagenet or folder.", show_default=False)
+    str | None,
+    typer.Option(help="digits, cifar10, cifar100, tiny-imagenet, imagenet, folder or images (no labels).", show_default=False),
 ]
 Root = Annotated[
     Path | None,
     typer.Option(
-        "--root", "--data-root", help="Folder with the data set's official files, or your tree of images.", show_default=False
+        "--root", "--data-root", help="Folder with the data set's official files, or your images.", show_default=False
     ),
 ]
 MODEL = "Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable."
@@ -47,6 +48,14 @@ Student = Annotated[str | None, typer.Option(metavar="MODEL", help="As --teacher
 StudentTap = Annotated[
     list[str] | None,
     typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
+]
+Probe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATA[=FOLDER]",
+        help="Try the student's features on these labelled images after training: k nearest neighbours and a linear classifier.",
+        show_default=False,
+    ),
 ]
 Preset = Annotated[
     str | None,
@@ -97,6 +106,7 @@ def recipe_from(
     settings: list[str] | None,
     preset: str | None = None,
     student_weights: Path | None = None,
+    probe: str | None = None,
     quick: bool = False,
     trust: bool = False,
     **more: Any,
@@ -118,6 +128,8 @@ def recipe_from(
         "student.model": student,
         "student.weights": None if student_weights is None else str(student_weights),
         "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
+        "probe.name": None if probe is None else probe.partition("=")[0],
+        "probe.root": None if probe is None else probe.partition("=")[2] or None,
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}

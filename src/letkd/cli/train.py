@@ -25,6 +25,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
+    probe: o.Probe = None,
     preset: o.Preset = None,
     settings: o.Settings = None,
     trust: o.Trust = False,
@@ -60,6 +61,7 @@ def train(
         student_tap=student_tap,
         preset=preset,
         student_weights=student_weights,
+        probe=probe,
         settings=settings,
         trust=trust,
         quick=quick,
@@ -74,7 +76,7 @@ def train(
 
     from letkd.processes import rank
     from letkd.progress import show
-    from letkd.report.tables import as_rich
+    from letkd.report.tables import as_rich, without_labels
     from letkd.runs.results import Row
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
@@ -86,4 +88,6 @@ def train(
     if rank():
         return
     show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
+    for line in without_labels(results):
+        print(line)
     print(f"run folder: {folder}")

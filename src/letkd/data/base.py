@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
+from letkd.batch import UNLABELLED
 from letkd.data.augment import Augment
 from letkd.errors import DataError, nearest
 
@@ -25,7 +26,7 @@ class AnySplit(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 `[n]`."""
+        """int64 `[n]`; −1 for an image without a label."""
         ...
 
     @property
@@ -59,7 +60,7 @@ class Split:
 
     Args:
         images: uint8 `[n 3 h w]`.
-        labels: int64 `[n]`, 0 or more.
+        labels: int64 `[n]`, 0 or more; −1 for an image without a label.
     """
 
     images: Tensor
@@ -73,7 +74,7 @@ class Split:
             raise DataError(f"the labels of a split must be int64 [n]; these are {self.labels.dtype} {list(self.labels.shape)}")
         if len(self.images) != len(self.labels):
             raise DataError(f"a split has {len(self.images)} images but {len(self.labels)} labels; it needs one label an image")
-        bad = (self.labels < 0).nonzero()
+        bad = (self.labels < UNLABELLED).nonzero()
         if len(bad):
             at = int(bad[0])
             raise DataError(f"the label at index {at} of a split is {int(self.labels[at])}; labels count from 0")
@@ -117,7 +118,7 @@ class Dataset:
 
     Args:
         val: held out from the official training set; may be empty.
-        classes: a name for every class, in the order of the labels.
+        classes: a name for every class, in the order of the labels; none if no image has a label.
         mean: of each channel, where 0 is black and 1 is white; subtracted from the images.
         std: of each channel; the images are divided by it.
         flip: whether a mirror image keeps its class.
@@ -147,6 +148,11 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether there is anything to classify; without classes there is not."""
+        return bool(self.classes)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -235,6 +241,7 @@ def load_data(
     resize: int | None = None,
     workers: int = 0,
     corrupt: str = "refuse",
+    unlabelled: str | None = None,
 ) -> Dataset:
     """A data set by its name, with a validation split held out from its training images where it has none of its own.
 
@@ -243,7 +250,9 @@ def load_data(
         val: share of every class's training images held out.
         fraction: share of every class's remaining training images kept, at least one; a smaller one is part of a larger.
         seed: of these two draws alone. Not a run's seed: runs are compared on the same images. The test split never changes.
-        size: this and the rest are for image files, see `Reading`.
+        size: this and the next three are for image files, see `Reading`.
+        unlabelled: more training images, without labels: those in a folder or that a pattern matches, see `letkd.data.images`; "rest"
+            for those that `fraction` leaves out. Images of the test and the validation split are left out of them.
     """
     if name not in READERS:
         raise DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
@@ -264,6 +273,13 @@ def load_data(
     if val > 0 and not len(held):
         mask = stratified(train.labels, lambda n: min(int(val * n + 0.5), n - 1), seed=(seed, 1))
         train, held = train.subset(~mask), train.subset(mask)
+    rest = train.subset(torch.arange(0))
     if fraction < 1:
-        train = train.subset(stratified(train.labels, lambda n: max(int(fraction * n + 0.5), 1), seed=(seed, 2)))
-    return replace(data, train=train, val=held)
+        kept = stratified(train.labels, lambda n: max(int(fraction * n + 0.5), 1), seed=(seed, 2))
+        train, rest = train.subset(kept), train.subset(~kept)
+    data = replace(data, train=train, val=held)
+    if unlabelled is None:
+        return data
+    from letkd.data.unlabelled import add_unlabelled  # which reads other data sets by this file
+
+    return add_unlabelled(data, unlabelled, rest, reading)

@@ -30,7 +30,7 @@ class FileSplit:
         root: the folder that `paths` start from.
         paths: encoded, in one numpy array of bytes: a million names in few megabytes, and nothing for workers to copy.
         lengths: of the files in bytes, as they were found; only the fingerprint uses them.
-        labels: int64 `[n]`, 0 or more.
+        labels: int64 `[n]`, 0 or more; −1 for an image without a label.
         size: height and width of the images that are read.
         resize: as for `letkd.data.pictures.centred`.
         workers: processes that decode; 0 for none but this one.

@@ -77,7 +77,7 @@ def list_classes(root: Path, folder: Path) -> Listing:
         raise DataError(f"{shown(folder)} has no sub-folders{lie}: a tree of images has one folder for each class")
     paths, lengths, owners, foreign = [], [], [], [shown(folder / name) for name in strays]
     for c, name in enumerate(classes):
-        for path, length in sorted(_files(folder / name)):
+        for path, length in sorted(files_below(folder / name)):
             if path.lower().endswith(tuple(map(os.fsencode, SUFFIXES))):
                 paths.append(os.path.relpath(path, os.fsencode(root)))
                 lengths.append(length)
@@ -101,11 +101,11 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def _files(folder: Path) -> Iterator[tuple[bytes, int]]:
+def files_below(folder: Path) -> Iterator[tuple[bytes, int]]:
     """Files with their lengths; a link that leads nowhere counts as one of no length, so that it is named when it is read."""
     for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False):  # a link to a folder may lead in a circle
-            yield from _files(Path(entry.path))
+            yield from files_below(Path(entry.path))
             continue
         try:
             status = entry.stat()
@@ -155,7 +155,7 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
         if listing.foreign:
             say(f"{name}: {some(listing.foreign)} in its {part} part passed over: no image by its name")
     if reading.corrupt == "skip":
-        parts = {part: _whole(name, part, listing, reading.workers) for part, listing in parts.items()}
+        parts = {part: leave_out_damaged(name, part, listing, reading.workers) for part, listing in parts.items()}
     train = parts["train"]
     empty = train.empty()
     if empty and reading.corrupt == "refuse":
@@ -196,7 +196,8 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
     return tuple(map(shown, classes)), splits
 
 
-def _whole(name: str, part: str, listing: Listing, workers: int) -> Listing:
+def leave_out_damaged(name: str, part: str, listing: Listing, workers: int) -> Listing:
+    """The files that can be decoded; a line names the others."""
     wrong, _ = check_files(listing.root, listing.paths, workers=workers, description=f"{name}: checking {part}")
     if not wrong:
         return listing

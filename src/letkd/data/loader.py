@@ -14,11 +14,15 @@ from letkd.batch import Batch
 from letkd.data.augment import Augment
 from letkd.data.base import AnySplit, Request
 from letkd.data.mix import Box, Mix
+from letkd.data.shares import Shares
 from letkd.errors import DataError
 
 EVAL_BATCH, EVAL_PIXELS = 128, 128 * 64 * 64
 SECOND = 0x7365636F  # goes into the seed of the second view's draws
+PASSES = 0x70617373  # goes into the seed of passes over images without a label
 Mixing = tuple[float, Box | None] | None  # what `Mix.draw` gives for a batch
+# Images, their draws, what `Mix` drew, and the labelled images per process if a process cannot tell by itself.
+Planned = tuple[Tensor, tuple[Tensor, ...], Mixing, float | None]
 VIEWS = 0x76696577  # the seed of the views' draws: the same in every run, so that runs share what was made of a view
 
 
@@ -67,6 +71,9 @@ class Loader:
         second: how a second view of every image is drawn, `Batch.second`; None for no such view. Its draws are independent of the
             first view's and leave these as they are without it. Image files are decoded once for each view.
         mix: mixes every image with the one before it in the batch of all processes, the first with the last.
+        unlabelled_share: of every batch, images without a label (rounded, and at least one image of either kind unless it is 0 or 1).
+            An epoch then shows every labelled image once, and goes through the others in passes of their own, from epoch to epoch;
+            with 1 it shows every image without a label once. None: each image once per epoch, as they come.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class Loader:
         views: int = 0,
         second: Augment | None = None,
         mix: Mix | None = None,
+        unlabelled_share: float | None = None,
     ):
         if batch_size < 1:
             raise DataError(f"a loader with batch_size={batch_size}: a batch has 1 image or more")
@@ -110,6 +118,10 @@ class Loader:
             raise DataError(f"a loader with rank={rank} of world={world}: ranks count from 0 to world − 1")
         if world > batch_size:
             raise DataError(f"a loader with batch_size={batch_size} for {world} processes: each needs an image of every batch")
+        self._shares: Shares | None = None
+        if unlabelled_share is not None:
+            self._shares = Shares(split.labels, batch_size, unlabelled_share)
+        self._partly = bool((split.labels < 0).any())
         self.split, self.batch_size = split, batch_size
         self.mean, self.std, self.augment = mean, std, augment or Augment()
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
@@ -135,6 +147,8 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever it is begun."""
+        if self._shares is not None:
+            return self._shares.batches(drop_last=self.drop_last)
         whole, rest = divmod(len(self.split), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -147,33 +161,33 @@ class Loader:
         """The images at `index`, in that order, as a fixed view shows them; in batches that depend on nothing else."""
         table = self._table(view)
         size = eval_batch(self.split.image_size)
-        requests = ((part, tuple(rows[part] for rows in table), None) for part in index.split(size))
+        requests = ((part, tuple(rows[part] for rows in table), None, None) for part in index.split(size))
         return self._batches(requests, view + 1, view)
 
     def _batches(
         self,
-        requests: Iterable[tuple[Tensor, tuple[Tensor, ...], Mixing]],
+        requests: Iterable[Planned],
         epoch: int,
         view: int | None,
         second: Augment | None = None,
     ) -> Iterator[Batch]:
         augment = second or self.augment
-        asked: deque[tuple[Tensor, tuple[Tensor, ...], Mixing]] = deque()  # a split may look at requests ahead
+        asked: deque[Planned] = deque()  # a split may look at requests ahead
 
         def noted() -> Iterator[Request]:
-            for index, draws, mixing in requests:
-                asked.append((index, draws, mixing))
-                yield index, draws
+            for planned in requests:
+                asked.append(planned)
+                yield planned[:2]
 
         for images in self.split.read(noted(), augment):
-            index, draws, mixing = asked.popleft()
+            index, draws, mixing, labelled = asked.popleft()
             x = augment.normalised(normalise(images, self.mean, self.std), *draws)
             y = self.split.labels[index]
             if self.mix is None or mixing is None:
-                yield Batch(x, y, index, epoch, view)
+                yield Batch(x, y, index, epoch, view, labelled_per_process=labelled)
             else:
                 x, lam = self.mix(x[1:], x[:-1], *mixing)
-                yield Batch(x, y[1:], index[1:], epoch, view, y2=y[:-1], lam=lam)
+                yield Batch(x, y[1:], index[1:], epoch, view, y2=y[:-1], lam=lam, labelled_per_process=labelled)
 
     def _with_second(self, batches: Iterable[Batch], second: Augment, epoch: int, start: int) -> Iterator[Batch]:
         others = self._batches(self._requests(epoch, start, second), epoch, None, second)
@@ -186,15 +200,15 @@ class Loader:
             self._drawn = view, self.augment.draw(len(self.split), _generator(VIEWS, view))
         return self._drawn[1]
 
-    def _requests(
-        self, epoch: int, start: int, second: Augment | None = None
-    ) -> Iterator[tuple[Tensor, tuple[Tensor, ...], Mixing]]:
+    def _requests(self, epoch: int, start: int, second: Augment | None = None) -> Iterator[Planned]:
         """The images of each batch and what is drawn for them; with `second`, what is drawn for the second view."""
         # The order is drawn first, so it is the same whether or not the images are augmented.
         generator = _generator(self.seed, epoch)
         n, view = len(self.split), self.view(epoch)
         table = None if view is None else self._table(view)
         order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+        if self._shares is not None:
+            order = self._shares.order(order, (epoch - 1) * len(self), len(self), self._pass)
         augment = self.augment
         if second is not None:
             augment, generator = second, _generator(self.seed, epoch, SECOND)
@@ -207,4 +221,14 @@ class Loader:
                 at = torch.arange(len(index)).tensor_split(self.world)[self.rank]
                 if mixing is not None:
                     at = torch.cat([at[:1] - 1, at])  # the image before comes along, to be mixed with the first
-                yield index[at], tuple(part[at] for part in draws), mixing
+                yield index[at], tuple(part[at] for part in draws), mixing, self._mean_labelled(index)
+
+    def _pass(self, n: int, p: int) -> Tensor:
+        """The order of the p-th pass over images without a label."""
+        return torch.randperm(n, generator=_generator(self.seed, p, PASSES)) if self.shuffle else torch.arange(n)
+
+    def _mean_labelled(self, index: Tensor) -> float | None:
+        """Labelled images per process in a batch of all processes; None if a process can tell by itself."""
+        if self.world == 1 or not self._partly:
+            return None
+        return max(int((self.split.labels[index] >= 0).sum()), 1) / self.world

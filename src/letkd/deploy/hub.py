@@ -124,7 +124,7 @@ def _metadata(hub: Any, title: str, origin: Origin, licence: str | None) -> Any:
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "knowledge-distillation", "letkd", "pytorch"],
     }
-    if origin.recipe is not None and origin.result is not None:
+    if origin.recipe is not None and origin.result is not None and origin.result.last_test is not None:
         data = origin.recipe.data.name
         if data in DATASETS:
             given["datasets"] = [DATASETS[data]]
@@ -160,10 +160,9 @@ def _body(title: str, origin: Origin, config: dict[str, Any], changes: list[Any]
             ("Epochs", str(recipe.train.epochs)),
             ("Seed", str(recipe.train.seed)),
         ]
-    if origin.result is not None:
+    if origin.result is not None and origin.result.last_test is not None:
         rows.append(("Test accuracy of this checkpoint", f"{origin.result.last_test:.2f} %, last epoch"))
-    if origin.seeds:
-        values = [result.last_test for result in origin.seeds]
+    if values := [result.last_test for result in origin.seeds if result.last_test is not None]:
         spread = mean_std(values) if len(values) > 1 else f"{statistics.mean(values):.2f}, no spread from one seed"
         rows.append(("Test accuracy over seeds", f"{spread} %, n = {len(values)}"))
     rows.append(("Licence", licence or "unknown: choose one before you publish, and check those of the data and the teacher"))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nea
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
-from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
+from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, is_logits, probe, replace_module
 
 TOKENS = (
     "tokens [b n d] are no map: let a module of yours give them as one and name that, "
@@ -27,7 +28,7 @@ class View:
     """What a method sees of one step: the batch, and both networks' features by role (`logits` among them).
 
     With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site. `second` is the same of
-    the batch's second view, if a method asks for it by `two_views`.
+    the batch's second view, if a method asks for it by `two_views`. `same_classes`: the teacher's logits are of the student's classes.
     """
 
     batch: Batch
@@ -35,6 +36,24 @@ class View:
     teacher: dict[str, Tensor]
     labels: dict[str, Labels] = field(default_factory=dict)
     second: "View | None" = None
+    same_classes: bool = True
+
+    def over_images(self, supervision: Supervision, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """`loss(images, y)` over the images, by position, for which the supervision has labels, and their classes.
+
+        Labels that do not depend on the class hold for all images: mixed ones, too, and those without a label.
+        """
+        every = torch.arange(len(self.batch.y), device=self.batch.y.device)
+        if not supervision.reads_classes:
+            return loss(every, self.batch.y)
+        return self._classified(supervision).over_labels(loss, every)
+
+    def _classified(self, supervision: Supervision) -> Batch:
+        """The batch; if the supervision takes it, the teacher's prediction is the class of an image without a label."""
+        if not (self.same_classes and supervision.unlabelled == "teacher"):
+            return self.batch
+        logits = self.teacher.get("logits")  # without them a cache gives labels that were made by them
+        return self.batch.filled(torch.zeros_like(self.batch.y) if logits is None else logits.argmax(dim=1))
 
     def of_second(self) -> "View":
         """What is seen of the second view of the images."""
@@ -56,13 +75,14 @@ class Side:
         *,
         who: str,
         order: tuple[int, ...] | None = None,
+        dense: bool = False,
     ):
         self.model, self.who = model, who
         self.order = order  # of its classes, see `TeacherInput`
         self.taps = as_taps(model, taps)
         output, features = probe(model, self.taps, example)
-        logits = as_logits(output, model)
-        self.num_classes = logits.shape[1]
+        # 0: with a task of the user's own, a network may give anything.
+        self.num_classes = 0 if dense and not is_logits(output) else as_logits(output, model).shape[1]
         if order is not None and sorted(order) != list(range(self.num_classes)):
             raise UnsupportedPair(
                 f"the order of the {who}'s classes names {len(order)} of them, and {type(model).__name__} has {self.num_classes} "
@@ -195,8 +215,8 @@ class Method(nn.Module):
     gives the losses, each a scalar without weight; `export` gives what ships. If `fused` is set before `build` and the method
     has a form that needs less time and memory, that one is used; it differs by rounding and by the tail of p_T (docs/deviations.md,
     D48). `loss` says in words what the docstrings of `formulae` say in symbols. With `two_views`, both networks also see the
-    batch's second view. `unmixable` says why it cannot learn from mixed images, if so; a method that can, and reads the labels, reads
-    them by `view.batch.over_labels`.
+    batch's second view. `unmixable` says why it cannot learn from mixed images, if so. A method that reads the labels reads them by
+    `view.batch.over_labels`, so that images without one, and mixed images, are no matter of its own.
     """
 
     name: ClassVar[str]
@@ -206,6 +226,8 @@ class Method(nn.Module):
     two_views: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = True  # the teacher's, or its classifier: both networks must then know the same classes
     unmixable: ClassVar[str] = ""
+    needs_labels: ClassVar[str] = ""  # why it cannot learn if no image has a label
+    knows_images: ClassVar[bool] = False  # whether it remembers each training image, so that others have no terms
 
     def __init__(self):
         super().__init__()
@@ -224,6 +246,11 @@ class Method(nn.Module):
     def fittings(self) -> dict[str, Fitting]:
         """Offline parts by site."""
         return {}
+
+    def why_labels(self) -> str:
+        """Why the method cannot learn if no image has a label; "" if it can."""
+        kinds = [part.supervision for part in self.fittings().values() if part.supervision.needs_labels]
+        return self.needs_labels or (f"its labels at {kinds[0].where!r} are sub-classes of the classes" if kinds else "")
 
     def grafted(self) -> dict[str, str]:
         """Layers in the student that its own loss must train, by module path: the term of each."""
@@ -255,6 +282,10 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
     readers = ", ".join(method.name for method in methods if method.reads_logits)
     if not readers:
         return
+    if not (student.num_classes and teacher.num_classes):
+        raise UnsupportedPair(
+            f"{readers} compares logits [b C], and not both networks give any; use a method that reads features alone (letkd-1, quest)"
+        )
     if foreign:
         raise UnsupportedPair(f"{readers} reads the teacher's logits, and {foreign}")
     if student.num_classes != teacher.num_classes:

@@ -57,6 +57,7 @@ class CRD(Method):
     loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
     formulae: ClassVar = (contrast, nce_loss)
     reads_logits: ClassVar[bool] = False
+    knows_images: ClassVar[bool] = True
     unmixable: ClassVar[str] = "its memory has one row per image, and a mixed image would belong to two"
 
     def __init__(
@@ -74,7 +75,7 @@ class CRD(Method):
         self.bank = CRDBank(feat_dim, K, momentum=momentum, memory=memory, seed=seed)
 
     def build(self, student: Side, teacher: Side) -> None:
-        if student.num_classes < 2:
+        if student.num_classes == 1:
             raise UnsupportedPair("CRD draws negatives from other classes, and there is only one class")
         self.embed_S = nn.Linear(student.width("pooled"), self.feat_dim)
         self.embed_T = nn.Linear(teacher.width("pooled"), self.feat_dim)

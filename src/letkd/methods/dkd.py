@@ -85,6 +85,7 @@ class DKD(Method):
     paper: ClassVar[str] = "Zhao et al., 2022"
     loss: ClassVar[str] = "T² · (α · target-class KL + β · non-target-class KL), warmed up"
     formulae: ClassVar = (tckd, nckd, dkd_loss)
+    needs_labels: ClassVar[str] = "its target is the class of each image"
 
     def __init__(self, alpha: float = 1.0, beta: float = 8.0, *, T: float = 4.0, warmup: int = 20, standardise: bool = False):
         super().__init__()
@@ -106,5 +107,5 @@ class DKD(Method):
         logits_S, logits_T = view.student["logits"], view.teacher["logits"]
         if self.standardise:
             logits_S, logits_T = standardise(logits_S), standardise(logits_T)
-        loss = partial(dkd_loss, logits_S, logits_T, alpha=self.alpha, beta=self.beta, T=self.T)
-        return {"dkd": factor * view.batch.over_labels(loss)}
+        loss = partial(dkd_loss, alpha=self.alpha, beta=self.beta, T=self.T)
+        return {"dkd": factor * view.batch.over_labels(loss, logits_S, logits_T)}

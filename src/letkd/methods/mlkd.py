@@ -95,5 +95,5 @@ class MLKD(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         weak, strong = ((one.student["logits"], one.teacher["logits"]) for one in (view, view.of_second()))
-        losses = F.cross_entropy(strong[0], view.batch.y), *mlkd_terms(*weak, *strong, self.T)
+        losses = view.batch.over_labels(F.cross_entropy, strong[0]), *mlkd_terms(*weak, *strong, self.T)
         return dict(zip(self.term_names(), losses, strict=True))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
@@ -94,20 +95,17 @@ class QUEST(Method):
         return tuple(f"kd/{role}" for role in self.sites)
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        losses = {}
-        for role, site in self.sites.items():
-            loss = partial(self._loss, role, site, view)
-            # Of mixed images the teacher's labels are right as they are, unless they depend on the class.
-            losses[f"kd/{role}"] = view.batch.over_labels(loss) if site.supervision.reads_classes else loss(view.batch.y)
-        return losses
+        losses = {role: partial(self._loss, role, site, view) for role, site in self.sites.items()}
+        return {f"kd/{role}": view.over_images(self.sites[role].supervision, loss) for role, loss in losses.items()}
 
-    def _loss(self, role: str, site: Site, view: View, y: Tensor) -> Tensor:
+    def _loss(self, role: str, site: Site, view: View, images: Tensor, y: Tensor) -> Tensor:
         x, held = view.student[self._student_role(role)], view.labels.get(role)
+        y = torch.zeros_like(view.batch.y).index_copy(0, images, y)  # the others are left out
         if self.fused:
             labels = held or site.supervision.labels(self._f_T(role, view, x), y)  # Alg. 1, online; Alg. 2, online
-            return label_kl(labels, x, self._omega[role].kernels(), self._log_Z(role, view))  # Alg. 3: L_KD
+            return label_kl(labels, x, self._omega[role].kernels(), self._log_Z(role, view), images)  # Alg. 3: L_KD
         p_T = as_maps(held, (x.shape[-2], x.shape[-1])) if held else site.supervision.p_T(self._f_T(role, view, x), y)
-        return pixel_kl(p_T, self._a(role, view))  # Alg. 3: L_KD, p_S = softmax(a)
+        return pixel_kl(p_T[images], self._a(role, view)[images])  # Alg. 3: L_KD, p_S = softmax(a)
 
 
 def module_name(role: str) -> str:

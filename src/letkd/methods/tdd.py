@@ -49,6 +49,7 @@ class TDD(Method):
     loss: ClassVar[str] = "cross-entropy with the teacher's class groups, at every stage"
     formulae: ClassVar = (group_loss,)
     reads_logits: ClassVar[bool] = False
+    needs_labels: ClassVar[str] = "its trees are those of the classes"
 
     def __init__(
         self,
@@ -87,5 +88,5 @@ class TDD(Method):
         losses = []
         for role, tree in self.trees.items():
             logits = self.heads[module_name(role)](view.student[role].mean(dim=(2, 3)))
-            losses.append(view.batch.over_labels(partial(group_loss, logits, group=tree.groups())))
+            losses.append(view.batch.over_labels(partial(group_loss, group=tree.groups()), logits))
         return {self.name: torch.stack(losses).sum()}

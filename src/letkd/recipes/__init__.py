@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
+from letkd.recipes.label_free import label_free_layer
 from letkd.recipes.layers import dotted, has, leaves, merge
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
@@ -104,6 +105,8 @@ def resolve_with_sources(
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
     if (scaled := scaled_layer(layers)) is not None:
         layers.append(scaled)
+    if (without := label_free_layer(layers)) is not None:
+        layers.append(without)
     table = _merged(layers)
     recipe = validate(table, f"recipe {name or 'base'}")
     sources = {}

@@ -73,6 +73,14 @@ class Data(_Table):
         le=2 * LARGEST_SIDE,
         description="shorter side before the centre is cut out; if not given 8/7 of size, and files of the size are left as they are",
     )
+    unlabelled: str | None = Field(
+        default=None,
+        min_length=1,
+        description='more training images, without labels: a folder or a pattern, or "rest" for those that fraction leaves out',
+    )
+    unlabelled_share: float | None = Field(
+        default=None, ge=0, le=1, description="of each batch, images without a label; if not given, each image once per epoch"
+    )
     workers: int = Field(ge=0, le=LARGEST_CREW)
     corrupt: Literal["refuse", "skip"]
     mean: tuple[Channel, Channel, Channel] | None = None
@@ -166,6 +174,13 @@ class Train(_Table):
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time; for GPUs")
 
 
+class Probe(_Table):
+    """Labelled images that the student's features are tried on after training."""
+
+    name: str
+    root: str | None = None
+
+
 class Phase(_Table):
     """A stretch of epochs before the main training, with weights and a constant learning rate of its own."""
 
@@ -186,6 +201,7 @@ class Recipe(_Table):
     methods: dict[str, dict[str, Any]] = {}
     weights: Weights = {}
     phases: list[Phase] = []
+    probe: Probe | None = None
 
 
 def full_path(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,13 @@ NONE = "–"
 
 def mean_of(group: Group) -> float | None:
     """Mean test accuracy of the last epoch; None where no run is finished."""
-    return statistics.mean(result.last_test for result in group.results) if group.results else None
+    known = tests_of(group)
+    return statistics.mean(known) if known else None
+
+
+def tests_of(group: Group) -> list[float]:
+    """Test accuracy of the last epoch of every run that has one; without labels there is none."""
+    return [result.last_test for result in group.results if result.last_test is not None]
 
 
 def best_of(groups: Sequence[Group]) -> set[str]:
@@ -27,8 +33,8 @@ def best_of(groups: Sequence[Group]) -> set[str]:
 
 def ours(group: Group) -> str:
     """Mean ± std (n) of the last epoch."""
-    n = len(group.results)
-    return f"{mean_std([result.last_test for result in group.results])} ({n})" if n else NONE
+    known = tests_of(group)
+    return f"{mean_std(known)} ({len(known)})" if known else NONE
 
 
 def by_pair(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -78,7 +84,10 @@ def reference_of(groups: Sequence[Group], against: str | None = None) -> Group |
 
 def difference(group: Group, reference: Group) -> PairedDifference | None:
     """Row less reference, by seed."""
-    row, other = ({run.recipe.train.seed: run.result.last_test for run in g.runs if run.result} for g in (group, reference))
+    row, other = (
+        {run.recipe.train.seed: run.result.last_test for run in g.runs if run.result and run.result.last_test is not None}
+        for g in (group, reference)
+    )
     return None if group is reference else paired_difference(row, other)
 
 
@@ -168,13 +177,17 @@ def plain(groups: Sequence[Group], macs: Mapping[str, int | None], *, against: s
     for group in groups:
         other = references[group.pair]
         d = None if other is None else difference(group, other)
-        last = [result.last_test for result in group.results]
+        last = tests_of(group)
         held = [result.best_val_test for result in group.results if result.best_val_test is not None]
         row = [group.pair, group.method, group.title, len(last), *_mean_and_std(last), *_mean_and_std(held)]
         paper = group.paper
         row += [paper.mean, paper.std, paper.n, paper.source or "paper", paper.mark] if paper else [None] * 5
         seconds = [result.seconds for result in group.results]
-        row += [group.results[0].parameters if last else None, macs.get(group.key), statistics.mean(seconds) if last else None]
+        row += [
+            group.results[0].parameters if seconds else None,
+            macs.get(group.key),
+            statistics.mean(seconds) if seconds else None,
+        ]
         apart = [None] * 5 if d is None or other is None else [other.title, d.mean, d.low, d.high, d.n]
         rows.append([*row, group.note, *apart])
     return rows

@@ -83,7 +83,7 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
     What it gives is to be used in eval mode too: see `at_rest`.
     """
     device, dtype = _kind(distiller.student)
-    batch = batch.to(device)
+    batch = _classified(distiller, batch).to(device)
     x = batch.x.to(dtype)
     found: dict[str, tuple[Any, Any, Supervision]] = {}
     here: dict[str, Tap] = {}
@@ -111,6 +111,15 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
         size = (ours[role].shape[-2], ours[role].shape[-1])
         seen[role] = Seen(role, ours[role], pool_to(theirs[role], size, role), batch.y, omega, layer, supervision)
     return seen
+
+
+def _classified(distiller: Distiller, batch: Batch) -> Batch:
+    """The images of a batch that have a label, if labels of some site depend on it; else all of them."""
+    methods = [method for method in distiller.methods if isinstance(method, QUEST)]
+    rows = batch.labelled()
+    if rows is None or not any(site.supervision.reads_classes for method in methods for site in method.sites.values()):
+        return batch
+    return Batch(batch.x[rows], batch.y[rows])
 
 
 def layer_path(distiller: Distiller, role: str) -> str:

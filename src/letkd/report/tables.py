@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from letkd.report.grid import escape_markdown, paragraph_markdown
 from letkd.report.paired import NOTE, head, paired_difference
+from letkd.runs.records import Result
 from letkd.runs.results import Row, mean_std
 
 if TYPE_CHECKING:
@@ -43,6 +44,22 @@ def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Ro
 def _notes(rows: Sequence[Row], columns: Mapping[str, object]) -> list[str]:
     notes = [f"{row.title} {row.note}." for row in rows if row.note]
     return [*notes, NOTE] if len(columns) > len(COLUMNS) else notes
+
+
+def without_labels(results: Sequence[Result]) -> list[str]:
+    """Lines on what is known of students beside their accuracy: terms on held-out images, and probes of their features."""
+    lines = []
+    for name in dict.fromkeys(name for result in results for name in result.held_out):
+        values = [result.held_out[name] for result in results if name in result.held_out]
+        lines.append(f"{name} on held-out images: {statistics.mean(values):.4f}{_spread(values, 4)}")
+    for name in dict.fromkeys(name for result in results for name in result.probe):
+        values = [result.probe[name] for result in results if name in result.probe]
+        lines.append(f"{name} probe: {statistics.mean(values):.2f}{_spread(values, 2)} %")
+    return lines
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
 
 
 def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:

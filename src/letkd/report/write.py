@@ -19,6 +19,7 @@ from letkd.report.grid import Cell, Grid, as_html
 from letkd.report.opened import Opened
 from letkd.report.page import Book, Section, paragraph, render, text
 from letkd.report.results import by_pair
+from letkd.runs.results import mean_std
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +115,7 @@ def _made(groups: Sequence[Group], opened: Opened, out: Path) -> str:
             recipe, result = run.recipe, run.result
             where = os.path.relpath(run.path, out)
             cells = [group.title, where, str(recipe.train.seed), str(recipe.train.epochs)]
-            rows.append([Cell(one) for one in [*cells, "–" if result is None else f"{result.last_test:.2f}"]])
+            rows.append([Cell(one) for one in [*cells, mean_std([result.last_test if result else None])]])
     body = as_html(Grid("Runs", ["method", "folder", "seed", "epochs", "test %, last epoch"], rows))
     body += "".join(paragraph(f"{sentence}.", "note") for sentence in opened.missing)
     return body + paragraph("Tables and figures for papers are in the folder report beside this page.", "note")

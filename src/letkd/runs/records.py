@@ -1,6 +1,6 @@
 """What the text files of a run folder hold, and the checks that every reader of them applies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -19,11 +19,12 @@ class Result:
     """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts.
 
     `teacher_top1` was measured before training, on validation images (training images without a validation split); None if the run
-    had no teacher, or one of other classes.
+    had no teacher, or one of other classes. Without labels there is no accuracy; `held_out` are then the distillation terms on the
+    validation images. `probe` is the accuracy (%) of classifiers on the student's features, `knn` and `linear`.
     """
 
-    last_test: Percent
-    last_test_top5: Percent
+    last_test: Percent | None
+    last_test_top5: Percent | None
     last_val: Percent | None
     best_val: Percent | None
     best_val_epoch: Count | None
@@ -32,6 +33,8 @@ class Result:
     epochs: Count
     seconds: Annotated[float, Field(ge=0, le=1e12)]
     teacher_top1: Percent | None = None
+    held_out: dict[Name, float] = field(default_factory=dict)
+    probe: dict[Name, Percent] = field(default_factory=dict)
 
 
 class EpochRow(BaseModel):

@@ -24,7 +24,8 @@ class Row:
 
     def by_seed(self) -> dict[int, float]:
         """Test accuracy of the last epoch by seed."""
-        return {seed: result.last_test for seed, result in zip(self.seeds, self.results, strict=False)}
+        found = zip(self.seeds, self.results, strict=False)
+        return {seed: result.last_test for seed, result in found if result.last_test is not None}
 
 
 def mean_std(values: Sequence[float | None]) -> str:

@@ -18,8 +18,10 @@ def auto_K(pixels: int, C: int) -> tuple[int, str]:
     K = min(2^round(log2(41 C)), 2^floor(log2(pixels / 64))), at least 2: the paper's 4096 centres for 100 classes in proportion to
     the classes, and at least 64 pixels per centre.
     """
-    by_class = 2 ** round(math.log2(PER_CLASS * C))
     by_pixels = 2 ** max(1, math.floor(math.log2(max(2, pixels / PIXELS_PER_CENTRE))))
+    if C < 1:
+        return by_pixels, f"{pixels:,} pixels, at least {PIXELS_PER_CENTRE} per centre"
+    by_class = 2 ** round(math.log2(PER_CLASS * C))
     if by_class <= by_pixels:
         return by_class, f"{PER_CLASS} per class for {C} classes, as in the paper, rounded to a power of two"
     return by_pixels, (f"{pixels:,} pixels, at least {PIXELS_PER_CENTRE} per centre; {C} classes alone would give {by_class:,}")

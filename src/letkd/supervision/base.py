@@ -37,11 +37,15 @@ class Supervision(nn.Module):
     kind: ClassVar[str]
     reads: ClassVar[str] = ""
     reads_classes: ClassVar[bool] = False  # whether p_T depends on the image's class
+    needs_labels: ClassVar[bool] = False  # whether it is fitted to images with a label alone
     fitted_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self):
         super().__init__()
         self.where = "its site"
+        self.unlabelled = (
+            "skip"  # "teacher": labels that depend on the class take the teacher's prediction if there is no other
+        )
         self.pixels: int | None = None  # of all training images at the site, if their number is known
         self.report_: dict[str, float] = {}
         self.register_buffer("_at", torch.empty(0), persistent=False)  # on the device where fitted buffers belong

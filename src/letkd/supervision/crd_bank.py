@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from letkd.batch import UNLABELLED
 from letkd.errors import DataError, FitError
 from letkd.processes import objects_of_all, rank, rows_of_all
 from letkd.supervision.base import Supervision
@@ -69,6 +70,7 @@ class CRDBank(Supervision):
     Fitted, and all that an artefact holds: the labels `y_ [N]`. State that moves with training and is saved with it:
     `memory_S_`, `memory_T_ [N feat_dim]`, first uniform in ±1/√(feat_dim/3); `Z_S_`, `Z_T_`, 0 until the first batch fixes
     them; `draws_`, the batches for which negatives were drawn, which with `seed` says what is drawn next.
+    An image without a label counts as a class of its own.
     Of several processes each updates all banks with the rows of all of them.
     """
 
@@ -147,16 +149,19 @@ class CRDBank(Supervision):
             raise FitError("CRD saw no images; the loader was empty")
         index, labels = (torch.cat(parts) for parts in zip(*self._gathered, strict=True))
         self._gathered = []
-        y = torch.full((int(index.max()) + 1,), -1)
+        y = torch.full((int(index.max()) + 1,), -2)
         y[index] = labels
         if not torch.equal(y[index], labels):
             twice = int(index[(y[index] != labels).nonzero()[0]])
             raise FitError(f"the index {twice} came with two labels; every training image needs an index of its own")
-        if missing := (y < 0).nonzero().flatten().tolist():
+        if missing := (y < -1).nonzero().flatten().tolist():
             raise FitError(
                 f"indices run to {len(y) - 1}, and {len(missing)} below are missing (first: {missing[0]}); the loader must show all "
                 "training images, counted from 0 without gaps"
             )
+        # An image without a label is a class of its own: every other image is a negative.
+        alone = y == UNLABELLED
+        y[alone] = int(y.max()) + 1 + torch.arange(int(alone.sum()))
         if bool((y == y[0]).all()):
             raise FitError("CRD draws negatives from other classes and the training images are all of one")
         self.y_ = y
@@ -211,7 +216,7 @@ class CRDBank(Supervision):
     def check(self, index: Int[Tensor, "b"], y: Int[Tensor, "b"]) -> None:
         """The batch must be of the images whose labels were gathered."""
         known = (index >= 0) & (index < self.N)
-        same = known & (self.y_[index.clamp(0, self.N - 1)] == y)
+        same = known & ((self.y_[index.clamp(0, self.N - 1)] == y) | (y == UNLABELLED))
         if not bool(same.all()):
             i = int((~same).nonzero()[0])
             was = f"was fitted with the label {int(self.y_[index[i]])}" if known[i] else f"is none of the {self.N} fitted"

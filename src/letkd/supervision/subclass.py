@@ -1,6 +1,6 @@
 """Sub-class decisions: what the teacher can and cannot tell apart at an intermediate layer (section 4.2.2, Alg. 2)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +38,8 @@ class SubclassSupervision(Supervision):
             three times as much for a moment.
         iterations: of Lloyd's algorithm. The authors use 20.
         seed: of the sample and of the start.
+        unlabelled: the class of an image without a label: "teacher" takes the teacher's prediction, if it predicts the student's
+            classes; "skip" leaves the image out of this loss.
 
     One pass over the teacher's features: LDA comes from streamed moments, the rest from a uniform sample (all pixels, where they fit).
     Buffers: `W_lda_ [r d]`, `b_lda_ [r]`, `rho_ [C K r]` centres, `prototypes_ [C K r]`, `s_T_ [CK CK]`.
@@ -51,6 +53,7 @@ class SubclassSupervision(Supervision):
 
     kind: ClassVar[str] = "subclass"
     reads_classes: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     fitted_buffers: ClassVar[tuple[str, ...]] = ("s_T_", "W_lda_", "b_lda_", "rho_", "prototypes_")
     s_T_: Tensor
     W_lda_: Tensor
@@ -69,9 +72,13 @@ class SubclassSupervision(Supervision):
         memory: int = 2**28,
         iterations: int = 20,
         seed: int = 0,
+        unlabelled: Literal["teacher", "skip"] = "teacher",
         C: int | None = None,
     ):
         super().__init__()
+        if unlabelled not in ("teacher", "skip"):
+            raise FitError(f"sub-classes with unlabelled={unlabelled!r}: choose 'teacher' or 'skip'")
+        self.unlabelled = unlabelled
         self.K, self.r, self.C = K, r, C
         self.prototypes_online, self.smoothing = prototypes_online, smoothing
         self.pixels_per_class, self.memory = pixels_per_class, memory
@@ -96,7 +103,8 @@ class SubclassSupervision(Supervision):
         return {name: getattr(self, name) for name in names}
 
     def label_settings(self) -> dict[str, object]:
-        return {"prototypes_online": self.prototypes_online}
+        skip: dict[str, object] = {} if self.unlabelled == "teacher" else {"unlabelled": self.unlabelled}
+        return {"prototypes_online": self.prototypes_online, **skip}
 
     def reset(self) -> None:
         super().reset()
@@ -123,6 +131,11 @@ class SubclassSupervision(Supervision):
     def finish(self) -> None:
         C = self._classes()
         seen = torch.zeros(C) if self._reservoir is None else self._reservoir.seen
+        if not seen.any():
+            raise FitError(
+                f"sub-classes at {self.where!r} are fitted to images with labels, and none had one; use labels that need none, by K-means "
+                "(letKD-1), or add labelled images"
+            )
         short = [f"class {c} has {int(n)}" for c, n in enumerate(seen) if n < self.K or n == 0]
         if self._moments is None or self._reservoir is None or short:
             raise FitError(

@@ -76,6 +76,7 @@ class TreeSupervision(Supervision):
     """
 
     kind: ClassVar[str] = "tree"
+    needs_labels: ClassVar[bool] = True
     fitted_buffers: ClassVar[tuple[str, ...]] = ("group_", "tree_", "purity_")
     group_: Tensor
     tree_: Tensor

@@ -25,7 +25,7 @@ from letkd.data import (
 )
 from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
-from letkd.errors import LetkdError, RecipeError, nearest
+from letkd.errors import LetkdError, RecipeError, UnsupportedPair, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
@@ -34,7 +34,7 @@ from letkd.progress import say
 from letkd.recipes.schema import Data, Network, Recipe
 from letkd.sites import proposed_taps
 from letkd.student import is_student_file, load_student
-from letkd.taps import Tap, as_taps
+from letkd.taps import Tap, Taps, as_logits, as_taps, is_logits, run_once
 from letkd.teacher import fold_teacher
 from letkd.train.optim import freeze
 from letkd.train.teachers import build_teacher
@@ -47,6 +47,7 @@ AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "randaugment": lambda table, flip: RandAugment(operations=table.operations, magnitude=table.magnitude),
     "trivial": lambda table, flip: TrivialAugment(),
 }
+HEAD = 2  # classes of a student that nothing classifies: fine-tuning replaces its classifier
 SECOND_VIEWS: dict[str, Callable[[Augment], Augment]] = {"same": lambda augment: augment, "strong": Strong}
 
 
@@ -62,6 +63,7 @@ def read_data(recipe: Recipe) -> Dataset:
         resize=table.resize,
         workers=table.workers,
         corrupt=table.corrupt,
+        unlabelled=table.unlabelled,
     )
     flip = data.flip if table.flip is None else table.flip
     return replace(data, mean=table.mean or data.mean, std=table.std or data.std, flip=flip)
@@ -90,6 +92,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         views=recipe.train.cache_views or 0,
         second=SECOND_VIEWS[recipe.data.second_view](augment) if recipe.data.second_view else None,
         mix=None if recipe.data.mix == "none" else Mix(recipe.data.mix, recipe.data.mix_alpha),
+        unlabelled_share=recipe.data.unlabelled_share,
     )
 
 
@@ -116,9 +119,13 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             methods.append(METHODS[name].from_recipe(table))
     if wrong:
         raise RecipeError("; ".join(wrong))
-    student = build_student(recipe.student, data)
-    freeze(student, recipe.student.freeze)
     example = torch.zeros(1, 3, *data.image_size)
+    taught = None
+    if not data.has_labels and recipe.teacher is not None and recipe.teacher.weights is not None:
+        taught = build_teacher(recipe.teacher, data)  # first: the student gets as many classes as it has
+    head = HEAD if taught is None else count_logits(taught[0], taught[1](example))
+    student = build_student(recipe.student, data, data.num_classes or head)
+    freeze(student, recipe.student.freeze)
     smoothing = recipe.train.label_smoothing
     criterion = nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else None
     if not methods:
@@ -129,7 +136,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             "if your callable loads them itself (train one with "
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
-    teacher, seen = build_teacher(recipe.teacher, data)
+    teacher, seen = taught or build_teacher(recipe.teacher, data)
     here, there = (
         _Places.of("student", recipe.student, student, example),
         _Places.of("teacher", recipe.teacher, teacher, seen(example)),
@@ -158,6 +165,13 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         here.tell()
     if any(method.reads.teacher for method in methods):
         there.tell()
+    if not bool((data.train.labels >= 0).any()):
+        for method in methods:
+            if why := method.why_labels():
+                raise UnsupportedPair(
+                    f"{method.name} cannot learn from {data.name}, which has no labels: {why}; use a method that reads features alone "
+                    "(letkd-1, quest), or add labelled images"
+                )
     if recipe.data.mix != "none":
         distiller.check_mix()  # told before any work, as the next one
     if recipe.train.cache_views:
@@ -194,11 +208,22 @@ def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
     return distiller
 
 
-def build_student(table: Network, data: Dataset) -> nn.Module:
-    """The student, from its weights if it has any; those of other classes give all but the classifier."""
+def count_logits(model: nn.Module, example: Tensor) -> int:
+    """How many logits a network gives; `HEAD` if it gives none."""
+    output, _ = run_once(Taps(model, {}), example)
+    return as_logits(output, model).shape[1] if is_logits(output) else HEAD
+
+
+def build_student(table: Network, data: Dataset, num_classes: int | None = None) -> nn.Module:
+    """The student, from its weights if it has any; those of other classes give all but the classifier.
+
+    Args:
+        num_classes: the data's if omitted.
+    """
+    num_classes = num_classes or data.num_classes
     if table.weights is not None and is_student_file(table.weights):
-        return load_student(table.weights, model=table.model, num_classes=data.num_classes).train()
-    return create_model(table.model, num_classes=data.num_classes, weights=table.weights, new_head=True)
+        return load_student(table.weights, model=table.model, num_classes=num_classes).train()
+    return create_model(table.model, num_classes=num_classes, weights=table.weights, new_head=True)
 
 
 def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:

@@ -20,7 +20,7 @@ from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
-from letkd.progress import bar, on_terminal, say
+from letkd.progress import bar, say
 from letkd.recipes.schedule import lr_factor, phase_at
 from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
@@ -31,10 +31,13 @@ from letkd.runs.records import Result
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
-from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.train.build import build_distiller, count_logits, eval_loader, fit, read_data, train_loader
+from letkd.train.heldout import held_out_terms
 from letkd.train.inputs import check_inputs
 from letkd.train.launch import launch
+from letkd.train.lines import teller
 from letkd.train.optim import build_optimizer, set_lr
+from letkd.train.probe import load_probe, probe_student
 from letkd.train.stop import Wish, polite_stop
 from letkd.train.teachers import measure_teacher
 
@@ -79,12 +82,15 @@ def train(
     fabric = launch(recipe)
     run = RunFolder(folder, recipe)
     if run.result is not None:
-        say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
+        test = "" if run.result.last_test is None else f", {run.result.last_test:.2f} % on test"
+        say(f"{run.path}: finished already{test}")
         return run.result
     if recipe.train.compile:
         check_device(fabric.device)
     data = read_data(recipe)
-    if not len(data.test):
+    if recipe.probe is not None:
+        load_probe(recipe.probe, data)  # told before any work
+    if data.has_labels and not len(data.test):
         raise DataError(f"{data.name} has no test images, and a run reports the accuracy on them; add a test split")
     fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
     distiller = build_distiller(recipe, data)
@@ -163,7 +169,7 @@ class _Run:
     def train(self) -> Result:
         state = self.state
         title = f"{self.recipe.title or 'training'}, seed {self.recipe.train.seed}"
-        tell = _teller()
+        tell = teller()
         todo = (self.epochs + 1 - state.epoch) * self.steps - state.step
         with bar(title, todo) as tick, self._board() as show:
             while state.epoch <= self.epochs:
@@ -205,9 +211,10 @@ class _Run:
             self.optimizer.step()
             self.optimizer.zero_grad()
             state.step += 1
+            images = len(batch.y) if batch.all_labelled else int((batch.y >= 0).sum())
             correct = int((step.logits.argmax(dim=1) == batch.y).sum())
             terms = {"loss": step.loss.item()} | {name: term.item() for name, term in step.terms.items()}
-            state.sums = _added([state.sums, {"#steps": 1, "#images": len(batch.y), "#correct": correct, **terms}])
+            state.sums = _added([state.sums, {"#steps": 1, "#images": images, "#correct": correct, **terms}])
             tick(f"epoch {state.epoch}  loss {terms['loss']:.3f}")
             self._heed()
         return recipe.optim.lr * self._lr_factor(phase, before)
@@ -278,8 +285,9 @@ class _Run:
             if self.fabric.is_global_zero:
                 self.run.must_be_there()
                 save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
-        row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
+        row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / images if images else None}
         row |= {name: value / steps for name, value in sums.items()}
+        row |= {f"val/{name}": value for name, value in self._held_out().items()}
         row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
         if state.epoch == 1 and state.teacher_top1 is not None:
             row["teacher_top1"] = state.teacher_top1
@@ -292,8 +300,15 @@ class _Run:
             if name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked"):
                 dist.broadcast(buffer, src=0)
 
+    def _held_out(self) -> dict[str, float]:
+        """The distillation terms on the validation images, if nothing can be classified."""
+        if self.data.has_labels or not len(self.data.val):
+            return {}
+        with self.fabric.autocast():
+            return held_out_terms(self.distiller, self._loader("val"), heed=self._heed_stop)
+
     def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
-        if not len(getattr(self.data, split)):
+        if not self.data.has_labels or not len(getattr(self.data, split)):
             return None
         return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed_stop)[0]
 
@@ -311,23 +326,26 @@ class _Run:
                 student,
                 run.student,
                 model=recipe.student.model,
-                num_classes=data.num_classes,
+                num_classes=count_logits(student, self.sample.x[:1].to(self.fabric.device)),
                 classes=data.classes,
                 mean=data.mean,
                 std=data.std,
                 size=data.image_size,
                 resize=data.train.resize,
             )
-        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed_stop)
+        last = None
+        if data.has_labels:
+            last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed_stop)
+            if self.fabric.is_global_zero:
+                run.must_be_there()
+                found.save(run.predictions)
         held = self._evaluate(student, "val")
-        if self.fabric.is_global_zero:
-            run.must_be_there()
-            found.save(run.predictions)
+        held_out, probed = self._held_out(), self._probe(student)
         wait_for_all()
         best = last if state.best_val_epoch == self.epochs else self._best_on_test(student)
         result = Result(
-            last_test=last.top1,
-            last_test_top5=last.top5,
+            last_test=None if last is None else last.top1,
+            last_test_top5=None if last is None else last.top5,
             last_val=None if held is None else held.top1,
             best_val=state.best_val,
             best_val_epoch=state.best_val_epoch,
@@ -336,11 +354,19 @@ class _Run:
             epochs=recipe.train.epochs,
             seconds=time.monotonic() - self.began,
             teacher_top1=state.teacher_top1,
+            held_out=held_out,
+            probe=probed,
         )
         if self.fabric.is_global_zero:
             run.finish(result)
         wait_for_all()
         return result
+
+    def _probe(self, student: nn.Module) -> dict[str, float]:
+        """How well a classifier on the student's features does, where the recipe names images for it; by the first process."""
+        if self.recipe.probe is None or not self.fabric.is_global_zero:
+            return {}
+        return probe_student(student, self.recipe.student.taps, self.data, self.recipe.probe)
 
     def _best_on_test(self, student: nn.Module) -> Accuracy | None:
         """What the best epoch on the validation split gives on the test split; it is a figure beside, so its loss is only told."""
@@ -362,17 +388,3 @@ def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in table.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums
-
-
-def _teller(every: float = 10.0):
-    """Plain lines for logs, where no bar is seen: the epochs' rows, no more than one in `every` seconds."""
-    said = time.monotonic()
-
-    def tell(epoch: int, epochs: int, row: dict) -> None:
-        nonlocal said
-        if not on_terminal() and time.monotonic() - said >= every:
-            said = time.monotonic()
-            val = "" if row["val_top1"] is None else f"  val {row['val_top1']:.2f} %"
-            say(f"epoch {epoch}/{epochs}  loss {row['loss']:.3f}  train {row['train_top1']:.2f} %{val}")
-
-    return tell

@@ -74,6 +74,11 @@ def data_of(
     """
     facts = facts_from(read_header(path), path)
     images = _images(path, facts, data, root, size)
+    if not images.has_labels:
+        raise DataError(
+            f"{images.name} has no labels, so there is no accuracy on it; name labelled images with --data, or try the student's features "
+            "with `letkd train … --probe DATA`"
+        )
     if images.num_classes != facts.num_classes:
         raise DataError(
             f"{path} has {facts.num_classes} classes and {images.name} {images.num_classes}; name the data it was trained on"

@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from letkd.data import Dataset, Loader
+from letkd.data import AnySplit, Dataset, Loader
 from letkd.deploy.facts import Facts, facts_from
 from letkd.distiller import Distiller
-from letkd.errors import DataError, RecipeError
+from letkd.errors import CheckpointError, DataError, RecipeError
 from letkd.models import create_model
 from letkd.models.extras import facts_of_network
-from letkd.models.pretrained import facts_of_weights
+from letkd.models.pretrained import OWN, facts_of_weights
+from letkd.models.weights import read_state_dict
 from letkd.processes import rank, world
 from letkd.progress import say
 from letkd.recipes.schema import Recipe, Teacher
@@ -20,6 +21,7 @@ from letkd.runs.evaluate import evaluate
 from letkd.student import is_student_file, load_student, read_header
 from letkd.teacher_input import SeenTeacher, TeacherInput
 
+IMAGENET = 1000  # classes that a network is asked for if nothing says how many it has
 MEASURED = 2000  # images that the teacher's accuracy is measured on
 
 
@@ -35,9 +37,9 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
     if table.weights is not None and is_student_file(table.weights):
         model = load_student(table.weights, model=table.model)
     else:
-        model = create_model(table.model, num_classes=C, weights=table.weights)
+        model = _created(table, C)
     if told is None:
-        told = facts_from({"num_classes": C, **facts_of_network(model)}, table.model)
+        told = facts_from({"num_classes": max(C, 1), **facts_of_network(model)}, table.model)
     side = (table.size, table.size) if isinstance(table.size, int) else table.size
     size = side or told.size or data.image_size
     order, foreign = _match(classes, data)
@@ -54,15 +56,32 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
     return model, seen
 
 
+def _created(table: Teacher, C: int) -> nn.Module:
+    """The network with its weights; without classes to go by (C = 0), with as many as the last matrix of its weights has rows.
+
+    Without a head there is no such matrix; timm builds networks without one for 0 classes.
+    """
+    if C:
+        return create_model(table.model, num_classes=C, weights=table.weights)
+    own = table.weights is None or table.weights == OWN or Path(table.weights).is_dir()
+    matrices = [] if own else [value for value in read_state_dict(table.weights or "").values() if value.ndim == 2]
+    try:
+        return create_model(table.model, num_classes=len(matrices[-1]) if matrices else IMAGENET, weights=table.weights)
+    except CheckpointError:
+        if not table.model.startswith("timm:"):
+            raise
+        return create_model(table.model, num_classes=0, weights=table.weights)
+
+
 def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> float | None:
     """Top-1 accuracy (%) of the teacher on validation images, at most `MEASURED`; None if there is none, or it knows other classes.
 
     Without a validation split training images serve. Near chance a warning names what may be wrong.
     """
     teacher, seen = distiller.teacher, distiller.teacher_input
-    if teacher is None or seen is None or seen.foreign or recipe.teacher is None:
+    if teacher is None or seen is None or seen.foreign or recipe.teacher is None or not data.has_labels:
         return None
-    split, part = ("validation", data.val) if len(data.val) else ("training", data.train)
+    split, part = ("validation", data.val) if len(data.val) else ("training", _labelled(data.train))
     most = MEASURED if recipe.train.steps is None else min(MEASURED, recipe.train.steps * recipe.data.batch_size)
     some = part.subset(torch.linspace(0, len(part) - 1, min(most, len(part)), dtype=torch.float64).long())
     batch = min(len(some), max(recipe.data.batch_size, world()))
@@ -82,6 +101,11 @@ def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> floa
             f"({recipe.teacher.weights})"
         )
     return found.top1
+
+
+def _labelled(split: AnySplit) -> AnySplit:
+    with_label = split.labels >= 0
+    return split if bool(with_label.all()) else split.subset(with_label)
 
 
 def _told_by_weights(table: Teacher) -> Facts | None:
@@ -108,7 +132,7 @@ def _classes_named(table: Teacher, data: Dataset) -> tuple[str, ...]:
 
 def _match(classes: tuple[str, ...], data: Dataset) -> tuple[tuple[int, ...] | None, str]:
     """The teacher's index of each class of the data, None if they are in the same order; or why they cannot be matched."""
-    if not classes or classes == data.classes:
+    if not classes or not data.classes or classes == data.classes:
         return None, ""
     if len(set(classes)) == len(classes) and set(classes) == set(data.classes):
         return tuple(classes.index(name) for name in data.classes), ""

@@ -1,0 +1,65 @@
+"""Batches of which a fixed share has no label."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from letkd.errors import DataError
+
+
+class Shares:
+    """Which images make up the batches of an epoch if a fixed share of each has no label.
+
+    Args:
+        labels: of all images, −1 for those without.
+        batch_size: images per batch, of both kinds.
+        share: of images without a label.
+    """
+
+    def __init__(self, labels: Int64[Tensor, " n"], batch_size: int, share: float):
+        if not 0 <= share <= 1:
+            raise DataError(f"unlabelled_share is {share:g}: it is a share of each batch, from 0 to 1")
+        self.has_label = labels >= 0
+        self.unlabelled = (~self.has_label).nonzero().squeeze(1)
+        self.others = round(share * batch_size)
+        if 0 < share < 1:
+            self.others = min(max(self.others, 1), batch_size - 1)
+        self.labelled = batch_size - self.others
+        if self.others and not len(self.unlabelled):
+            raise DataError(
+                f"unlabelled_share is {share:g}, and every image has a label; name images without with data.unlabelled=FOLDER"
+            )
+        if self.labelled and not self.has_label.any():
+            raise DataError(f"unlabelled_share is {share:g}, and no image has a label; leave it out")
+
+    def batches(self, *, drop_last: bool) -> int:
+        """Batches of an epoch: one pass over the labelled images, or over the others if batches have no labelled ones."""
+        n, of_each = (int(self.has_label.sum()), self.labelled) if self.labelled else (len(self.unlabelled), self.others)
+        return n // of_each + (not drop_last and n % of_each > 0)
+
+    def order(
+        self, order: Int64[Tensor, " n"], first: int, batches: int, permuted: Callable[[int, int], Tensor]
+    ) -> Int64[Tensor, " m"]:
+        """Images of an epoch, batch after batch; those of the two kinds are spread evenly over a batch, so over processes too.
+
+        Args:
+            order: all images in the order of the epoch, of which the labelled ones count.
+            first: batches before this epoch.
+            permuted: `permuted(n, p)` is the order of the p-th pass over n images without a label.
+        """
+        labelled, n = order[self.has_label[order]], len(self.unlabelled)
+        passes: dict[int, Tensor] = {}
+        parts = []
+        for k in range(batches):
+            own = labelled[k * self.labelled : (k + 1) * self.labelled]
+            at = torch.arange((first + k) * self.others, (first + k + 1) * self.others)
+            for p in (at // max(n, 1)).unique().tolist():
+                if p not in passes:
+                    passes[p] = permuted(n, p)
+            others = [self.unlabelled[passes[i // n][i % n]] for i in at.tolist()]
+            both = torch.cat([own, torch.stack(others)]) if others else own
+            place = torch.cat([(torch.arange(m) + 0.5) / max(m, 1) for m in (len(own), len(others))])
+            parts.append(both[place.argsort(stable=True)])
+        return torch.cat(parts) if parts else order[:0]
