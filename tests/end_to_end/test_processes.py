@@ -22,6 +22,7 @@ from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import scalars
 from letkd.train.launch import processes_from
 from tests.end_to_end.test_resume import MIXED, recipe_for, same_end, teacher  # noqa: F401 - a fixture
+from tests.end_to_end.test_unlabelled_runs import BOTH, images_alone, save_pictures
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(HERE.parents[1]), *sys.path))}
@@ -60,6 +61,8 @@ def whole(tmp_path_factory, teacher):  # noqa: F811
     exact = {f"exact-{name}": recipe_for(name, teacher, *EXACT) for name in ("letkd-2", "tdd")}
     exact["exact-kd-mixed"] = recipe_for("kd", teacher, *EXACT, *MIXED)
     exact["exact-kd-cached"] = recipe_for("kd", teacher, *EXACT, "train.cache_views=2")
+    exact["exact-unlabelled"] = recipe_for("letkd-2", teacher, *EXACT, *BOTH)
+    exact["exact-images"] = images_alone("letkd-1", teacher, save_pictures(folder / "pictures"), *EXACT)
     recipes = write_recipes(folder / "recipes", {**plain, **exact})
     done = torchrun(recipes, folder / "whole")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -88,7 +91,9 @@ def test_killed_processes_restart_and_end_with_the_same_bits(whole):
         same_end(folder / "whole" / name, folder / "killed" / name, pythons_stream=True)
 
 
-@pytest.mark.parametrize("name", ["exact-letkd-2", "exact-tdd", "exact-kd-mixed", "exact-kd-cached"])
+@pytest.mark.parametrize(
+    "name", ["exact-letkd-2", "exact-tdd", "exact-kd-mixed", "exact-kd-cached", "exact-unlabelled", "exact-images"]
+)
 def test_two_processes_are_one_process_at_the_same_global_batch(name, whole):
     """In float64, with BN over both: fits, losses, weights, statistics, evaluation."""
     folder, recipes = whole

@@ -68,7 +68,7 @@ def main() -> None:
             timer.cancel()
         loop._Run._heed, os.replace, os.fsync = real
         # In one write: torchrun's workers are unbuffered, and print would write the end of its line apart from it.
-        os.write(1, f"rank {os.environ['RANK']} {path.stem} {result.last_test:.4f}\n".encode())
+        os.write(1, f"rank {os.environ['RANK']} {path.stem} {result.last_test}\n".encode())
 
 
 main()

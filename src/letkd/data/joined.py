@@ -77,5 +77,5 @@ class Joined:
             images = torch.empty(len(index), 3, *self.image_size, dtype=torch.uint8)
             for read, at in zip(parts, (index < n, index >= n), strict=True):
                 if at.any():
-                    images[at] = next(iter(read))
+                    images[at] = next(read)
             yield images

@@ -67,6 +67,13 @@ class Opened:
             self._data[key] = read_data(recipe)
         return self._data[key]
 
+    def tested(self, run: Run) -> Dataset:
+        """The run's data set, which must have labelled test images."""
+        data = self.data(run)
+        if not data.has_labels:
+            raise RunError(f"{data.name} has no labels and no test images")
+        return data
+
     def student(self, run: Run) -> nn.Module:
         """The student as it ships."""
         path = run.folder.student
@@ -98,7 +105,7 @@ class Opened:
         held = run.folder.predictions
         if held.exists():
             return Predictions.load(held, len(self.classes(run)))
-        data = self.data(run)
+        data = self.tested(run)
         loader = Loader(data.test, eval_batch(data.test.image_size, run.recipe.data.batch_size), mean=data.mean, std=data.std)
         return predict(self.student(run), loader, description=f"test images of {run.path.name}")
 

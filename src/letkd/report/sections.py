@@ -126,7 +126,7 @@ def knowledge_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened)
         if '"sites"' not in tables:
             continue
         found = opened.attempt(
-            f"transferred knowledge of {group.title}", lambda run=run: knowledge(opened.distiller(run), opened.data(run))
+            f"transferred knowledge of {group.title}", lambda run=run: knowledge(opened.distiller(run), opened.tested(run))
         )
         # The page shows the last one first: the sub-classes of the paper's figure, where there are any.
         for one in sorted(found or (), key=lambda one: one.per_class is not None):
@@ -150,7 +150,7 @@ def features_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened, 
     students = [(group, run) for group, run in finished(groups) if group.method != "teacher"]
     if not students:
         return ""
-    data = opened.attempt("features", lambda: opened.data(students[0][1]))
+    data = opened.attempt("features", lambda: opened.tested(students[0][1]))
     if data is None:
         return ""
     batch, _ = batch_of(data, data.test, some(data.test.labels, FEATURE_IMAGES))

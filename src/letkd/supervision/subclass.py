@@ -1,6 +1,6 @@
 """Sub-class decisions: what the teacher can and cannot tell apart at an intermediate layer (section 4.2.2, Alg. 2)."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -72,7 +72,7 @@ class SubclassSupervision(Supervision):
         memory: int = 2**28,
         iterations: int = 20,
         seed: int = 0,
-        unlabelled: Literal["teacher", "skip"] = "teacher",
+        unlabelled: str = "teacher",
         C: int | None = None,
     ):
         super().__init__()
