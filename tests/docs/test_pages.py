@@ -129,6 +129,7 @@ def test_commands_are_found():
         *(
             "deploy.md",
             "distributed.md",
+            "evidence.md",
             "faq.md",
             "index.md",
             "own-model-and-data.md",

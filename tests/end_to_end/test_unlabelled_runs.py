@@ -38,8 +38,11 @@ ALONE = ["data.size=32", "data.augment=none", "data.workers=0", "data.batch_size
 
 def images_alone(method, teacher, pictures, *settings):  # noqa: F811
     overrides = {
-        **{"data.name": "images", "data.root": str(pictures), "student.model": "resnet8_tiny"},
-        **{"teacher.model": "resnet14_tiny", "teacher.weights": str(teacher)},
+        "data.name": "images",
+        "data.root": str(pictures),
+        "student.model": "resnet8_tiny",
+        "teacher.model": "resnet14_tiny",
+        "teacher.weights": str(teacher),
     }
     small = [f"methods.letkd.sites.{role}.supervision.K=4" for role in ROLES.get(method, ())]
     return resolve(None, method=method, overrides=overrides, settings=[*ALONE, *small, *settings])

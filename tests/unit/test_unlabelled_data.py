@@ -98,7 +98,7 @@ def test_the_rest_are_the_training_images_that_fraction_leaves_out():
     pixels = [Counter(image.numpy().tobytes() for image in images) for images in (whole(both.train), all_.train.images)]
     assert pixels[0] == pixels[1]
     assert both.val.fingerprint() == all_.val.fingerprint()
-    with pytest.raises(DataError, match="and it leaves out none; lower data.fraction, or name a folder"):
+    with pytest.raises(DataError, match=r"and it leaves out none; lower data\.fraction, or name a folder"):
         load_data("digits", unlabelled="rest")
 
 

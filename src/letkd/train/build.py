@@ -210,7 +210,8 @@ def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
 
 def count_logits(model: nn.Module, example: Tensor) -> int:
     """How many logits a network gives; `HEAD` if it gives none."""
-    output, _ = run_once(Taps(model, {}), example)
+    like = next(model.parameters(), example)
+    output, _ = run_once(Taps(model, {}), example.to(like.device, like.dtype))
     return as_logits(output, model).shape[1] if is_logits(output) else HEAD
 
 

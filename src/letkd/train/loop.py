@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 from letkd.cache import TeacherCache
 from letkd.compiled import CompiledParts, check_device
 from letkd.data import Dataset, Loader
-from letkd.distiller import Distiller
+from letkd.distiller import Distiller, Step
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
 from letkd.models import load_weights, save_weights
@@ -132,6 +132,8 @@ class _Run:
         # What the methods remember is the same in every process already; DDP need not send it round at every step.
         known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
+        if several():
+            distiller.register_forward_hook(_loss_alone)
         wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, self.recipe.optim))
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
@@ -326,7 +328,7 @@ class _Run:
                 student,
                 run.student,
                 model=recipe.student.model,
-                num_classes=count_logits(student, self.sample.x[:1].to(self.fabric.device)),
+                num_classes=data.num_classes or count_logits(student, self.sample.x[:1]),
                 classes=data.classes,
                 mean=data.mean,
                 std=data.std,
@@ -379,6 +381,11 @@ class _Run:
             say(f"{error}; its accuracy on test is left out")
             return None
         return self._evaluate(student, "test")
+
+
+def _loss_alone(distiller: nn.Module, args: tuple, step: Step) -> Step:
+    """A step from which only the loss leads back: DDP waits for the gradient of whatever anything in an output depends on."""
+    return Step(step.loss, {name: term.detach() for name, term in step.terms.items()}, step.logits.detach())
 
 
 def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
