@@ -65,9 +65,11 @@ def main(steps: int = 150, with_masks: int = 4) -> dict[str, float]:
     for name in ("student alone", "with the teacher"):
         torch.manual_seed(0)
         taps, taught = {"penultimate": "0"}, name == "with the teacher"
-        options = {"student_taps": taps, "teacher_taps": taps, "example": example} if taught else {}
+        options = {"student_taps": taps, "teacher_taps": taps, "example": example, "weights": {"kd/penultimate": 0.2}}
         methods = [letkd.methods.letkd1(K=64, tau="auto")] if taught else []
-        distiller = letkd.Distiller(network(6, 6, 6), teacher if taught else None, methods, task=segment, **options)
+        distiller = letkd.Distiller(
+            network(6, 6, 6), teacher if taught else None, methods, task=segment, **(options if taught else {})
+        )
         scores[name] = mean_iou(train(distiller.fit([(x, few)]), x, few, steps), *test)
     return scores
 

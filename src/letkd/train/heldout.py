@@ -1,6 +1,7 @@
 """How well a student that nothing classifies has learnt: the loss terms on images that it did not see."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -28,7 +29,8 @@ def held_out_terms(
     if not any(wanted.values()):
         return {}
     sums: dict[str, float] = {}
-    device = next(distiller.student.parameters()).device
+    like = next(distiller.student.parameters())
+    device = like.device
     distiller.set_weights(wanted)
     distiller.cache = None  # it knows the training images alone
     try:
@@ -37,7 +39,7 @@ def held_out_terms(
                 heed()
                 if not len(batch.y):
                     continue
-                terms = distiller(batch.to(device)).terms
+                terms = distiller(replace(batch.to(device), x=batch.x.to(device, like.dtype))).terms
                 found = {name: terms[name].item() for name, weight in wanted.items() if weight}
                 for name, value in {**found, "#images": 1.0}.items():
                     sums[name] = sums.get(name, 0.0) + value * len(batch.y)
