@@ -65,11 +65,11 @@ def _feature_tap(student: nn.Module, taps: Mapping[str, Tap | str], example: Ten
 
 @torch.no_grad()
 def _features(student: nn.Module, tap: Tap, split: AnySplit, like: Dataset, description: str) -> Tensor:
-    like = next(student.parameters(), torch.zeros(()))
+    first = next(student.parameters(), torch.zeros(()))
     taps, rows = Taps(student, {"features": tap}), []
     loader = Loader(split, eval_batch(split.image_size), mean=like.mean, std=like.std)
     for batch in track(loader, description):
-        f = run_once(taps, batch.x.to(like))[1]["features"].float()
+        f = run_once(taps, batch.x.to(first))[1]["features"].float()
         rows.append((f.mean(dim=(2, 3)) if f.ndim == 4 else f.flatten(1)).cpu())
     return torch.cat(rows)
 
