@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.data import load_data
+from letkd.distiller.student import load_student, read_header
 from letkd.errors import DataError, RecipeError, Stopped, UnsupportedPair
 from letkd.layer import KDLayer
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.student import load_student, read_header
-from letkd.train.build import build_distiller, fit, read_data
+from letkd.training.build import build_distiller, fit, read_data
 from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, stopped_after, teacher  # noqa: F401 - a fixture
 
 BOTH = ("data.unlabelled=rest", "data.unlabelled_share=0.7")
@@ -67,8 +67,8 @@ def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached,
 
 
 def test_a_cache_gives_the_labels_that_steps_without_it_give(teacher, tmp_path):  # noqa: F811
-    from letkd.cache import TeacherCache
-    from letkd.train.build import train_loader
+    from letkd.distiller.cache import TeacherCache
+    from letkd.training.build import train_loader
 
     recipe = recipe_for("letkd-2", teacher, *BOTH, "train.cache_views=1")
     data = read_data(recipe)

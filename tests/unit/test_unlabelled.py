@@ -8,7 +8,7 @@ from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.errors import DataError, FitError, LetkdError, UnsupportedPair
 from letkd.methods import CRD, DKD, KD, MLKD, TDD, LetKD, Site, letkd1, letkd2, quest
-from letkd.runs.evaluate import evaluate
+from letkd.runs.evaluation import evaluate
 from letkd.supervision import KMeansSupervision, SubclassSupervision
 from tests.conftest import C, a_distiller, a_net, a_stream, a_student, a_teacher, same_state
 

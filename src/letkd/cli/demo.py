@@ -20,7 +20,7 @@ def demo(
     settings: o.Settings = None,
 ) -> None:
     """Train a teacher on scikit-learn's digits, then the same small student by five methods, compare, and write a report."""
-    from letkd.train.trials import Variant
+    from letkd.training.trials import Variant
 
     title = "digits: one small student, six ways to teach it"
     methods = [*METHODS, Variant("letkd-1-unlabelled", "letkd-1", SETTINGS)]

@@ -9,7 +9,7 @@ import torch
 
 from letkd.batch import UNLABELLED
 from letkd.data.base import Dataset, Reading, reader
-from letkd.data.files import FileSplit
+from letkd.data.file_split import FileSplit
 from letkd.data.folder import MEAN, SIZE, STD
 from letkd.data.listing import Listing, files_below, leave_out_damaged, some
 from letkd.data.pictures import SUFFIXES, shown

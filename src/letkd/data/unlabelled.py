@@ -9,7 +9,7 @@ from torch import Tensor
 
 from letkd.batch import UNLABELLED
 from letkd.data.base import AnySplit, Dataset, Reading, Split
-from letkd.data.files import FileSplit
+from letkd.data.file_split import FileSplit
 from letkd.data.images import read_images
 from letkd.data.joined import Joined
 from letkd.data.pictures import shown

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from letkd.errors import RecipeError
-from letkd.recipes.layers import has, merge
+from letkd.recipes.tables import has, merge
 
 CE = ("weights", "ce")
 BY_USER = ("override", "--set")

@@ -10,8 +10,8 @@ from letkd.data.loader import eval_batch
 from letkd.errors import DataError, RecipeError
 from letkd.progress import bar, track
 from letkd.recipes.schema import Probe
-from letkd.sites import proposed_taps
 from letkd.taps import Tap, Taps, as_taps, run_once
+from letkd.taps.find import proposed_taps
 
 MOST = 10_000  # images that a probe is fitted to, and as many that it is tried on
 NEIGHBOURS = 20

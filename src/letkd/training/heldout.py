@@ -7,9 +7,9 @@ import torch
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller
+from letkd.distributed.processes import objects_of_all
+from letkd.inspect.sites import at_rest
 from letkd.methods.base import Method
-from letkd.processes import objects_of_all
-from letkd.report.sites import at_rest
 
 
 def held_out_terms(
