@@ -80,7 +80,7 @@ class PixelLabels:
         supervision = self.part.supervision
         return {
             "tap": distiller.place(self.part.role),
-            "pooled": self.part.ratio,
+            **({"pooled": self.part.match.ratio} if self.part.match.size is None else {"resized": self.part.match.size}),
             "supervision": {"kind": supervision.kind, **supervision.settings(), **supervision.label_settings(), "kept": KEPT},
             "fitted": checksum(
                 {name: held for name, held in supervision.named_buffers() if name in supervision.fitted_buffers}

@@ -21,7 +21,7 @@ from letkd.reach import Reach
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
 from letkd.supervision.shared import finish_of_all
-from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+from letkd.taps import Tap, Taps, as_logits, check_model, logits_in, run_once
 from letkd.teacher_input import TeacherInput
 
 if TYPE_CHECKING:
@@ -244,12 +244,12 @@ class Distiller(nn.Module):
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
         if self._teacher_reads is None:
             return {}
-        teacher = self._frozen[0].eval()
+        self._frozen[0].eval()
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
             seen = self.teacher_input
             output, features = self._teacher_reads(x if seen is None else seen(x))
-            logits = as_logits(output, teacher)
-            return {**features, "logits": logits if seen is None else seen.reorder(logits)}
+            logits = logits_in(output)  # a backbone has none, and only methods that read none are built for it
+            return features if logits is None else {**features, "logits": logits if seen is None else seen.reorder(logits)}
 
     def check_mix(self) -> None:
         """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
@@ -278,7 +278,8 @@ class Distiller(nn.Module):
         if self._teacher_reads is None:
             raise TapError("there is no teacher to read from")
         tap = self._teacher_reads.taps.get(role)
-        return "output" if tap is None else f"{tap.path} {tap.io}"
+        layout = self._teacher_reads.layouts.get(role)
+        return "output" if tap is None else f"{tap.path} {tap.io}{'' if layout is None else f' {layout}'}"
 
     def fittings(self) -> dict[str, Fitting]:
         """The offline parts of all methods, by site."""
@@ -353,7 +354,7 @@ class Distiller(nn.Module):
             say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
 
     def _origin(self, part: Fitting, data: str) -> Origin:
-        where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
+        where = f"{self.place(part.role)} {part.match}"
         if self.teacher_input is not None and (seen := self.teacher_input.differences()):
             where += f" of images with {seen}"
         return Origin.of(self._frozen[0], where, data, part.supervision)

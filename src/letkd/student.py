@@ -16,9 +16,10 @@ from letkd.deploy.facts import Count, Facts, Input, Number, checked, table_from_
 from letkd.deploy.fold import FoldedKDLayer
 from letkd.errors import CheckpointError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
+from letkd.layouts import WRITTEN, layout_of
 from letkd.methods.simkd import FrozenLinear, Projector
 from letkd.models import create_model, list_models, load_weights, save_weights
-from letkd.taps import find_module, graft, replace_module
+from letkd.taps import find_module, graft, layout_of_graft, replace_module
 
 FORMAT = "letkd-student-2"
 STUDENT = "student.safetensors"  # in a run folder
@@ -40,7 +41,8 @@ def _change_of(name: str, layer: Callable[..., nn.Module]) -> type[BaseModel]:
     exact = ConfigDict(extra="forbid", allow_inf_nan=False)
     settings = make(f"{name}Settings", __config__=exact, **fields)
     path = Annotated[str, Field(max_length=1000, pattern=r"^[^.]+(\.[^.]+)*$")]
-    fields = {"layer": (Literal[name], ...), "at": (path, ...), "settings": (settings, ...)}
+    layout = Annotated[str, Field(max_length=100, pattern=WRITTEN)] | None
+    fields = {"layer": (Literal[name], ...), "at": (path, ...), "settings": (settings, ...), "layout": (layout, None)}
     return make(name, __config__=exact, **fields)
 
 
@@ -161,7 +163,10 @@ def _changes(student: nn.Module) -> list[dict[str, Any]]:
     for at, module in student.named_modules():
         if type(module) in LAYERS.values():
             layer: Any = module
-            found.append({"layer": type(layer).__name__, "at": at, "settings": layer.settings()})
+            host, _, name = at.rpartition(".")
+            layout = layout_of_graft(student.get_submodule(host), name)
+            told = {} if layout is None else {"layout": str(layout)}
+            found.append({"layer": type(layer).__name__, "at": at, "settings": layer.settings(), **told})
     return found
 
 
@@ -178,7 +183,8 @@ def _change(student: nn.Module, header: dict[str, Any], shapes: Shapes, path: st
             with torch.device("meta"):
                 _must_fit(cls(**settings), shapes, path, f"{at}.")
             if cls is not FrozenLinear:
-                graft(student, cls(**settings), after=host, name=name)
+                layout = layout_of(change["layout"]) if change.get("layout") else None
+                graft(student, cls(**settings), after=host, name=name, layout=layout)
             elif type(find_module(student, at)) is nn.Linear:
                 replace_module(student, at, cls(**settings))
             else:

@@ -6,20 +6,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nearest
+from letkd.functional import AS_IT_IS, GridMatch
+from letkd.layouts import Tokens
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
-from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, probe, replace_module
-
-TOKENS = (
-    "tokens [b n d] are no map: let a module of yours give them as one and name that, "
-    "or use a method that reads logits alone (kd, dkd)"
+from letkd.taps import (
+    Graft,
+    Replacement,
+    Tap,
+    Taps,
+    as_logits,
+    as_taps,
+    graft,
+    is_backbone,
+    logits_in,
+    replace_module,
+    run_once,
 )
+from letkd.trace import pixels_reach
 
 
 @dataclass
@@ -60,9 +69,9 @@ class Side:
         self.model, self.who = model, who
         self.order = order  # of its classes, see `TeacherInput`
         self.taps = as_taps(model, taps)
-        output, features = probe(model, self.taps, example)
-        logits = as_logits(output, model)
-        self.num_classes = logits.shape[1]
+        reads = Taps(model, self.taps)
+        output, features = run_once(reads, example)
+        self._layouts, self._output, self._example = reads.layouts, output, example
         if order is not None and sorted(order) != list(range(self.num_classes)):
             raise UnsupportedPair(
                 f"the order of the {who}'s classes names {len(order)} of them, and {type(model).__name__} has {self.num_classes} "
@@ -70,7 +79,15 @@ class Side:
             )
         self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
         self.grafts: list[Graft | Replacement] = []
-        self._device = example.device
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the network returns logits [b C]; a backbone without a classifier may not."""
+        return logits_in(self._output) is not None and not is_backbone(self.model)
+
+    @property
+    def num_classes(self) -> int:
+        return as_logits(self._output, self.model).shape[1]
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Shape of the features at a role, without the batch."""
@@ -85,7 +102,8 @@ class Side:
         """d, h, w of the map at a role; anything that is not a map is an error."""
         shape = self.shape(role)
         if len(shape) != 3:
-            do = "name a module before the pooling" if len(shape) < 2 else TOKENS
+            tokens = f"for patch tokens [b n d] write {self.taps[role].path}:tokens, or Tap(…, layout='tokens')"
+            do = "name a module before the pooling" if len(shape) < 2 else tokens
             raise TapError(
                 f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, shape))}], and a map [b d h w] "
                 f"is needed; {do}"
@@ -112,27 +130,34 @@ class Side:
         tap = self.taps[role]
         if tap.io != "output":
             raise TapError(f"tap {role!r} of the {self.who} is an input; a layer can only follow a module's output")
-        self.grafts.append(graft(self.model, layer.to(self._device), after=tap.path, name=name))
-        return f"{tap.path}.{name}"
+        layout = self._layouts.get(role)
+        if isinstance(layout, Tokens) and not pixels_reach(self.model, tap.path, layout, self._example):
+            raise TapError(
+                f"tap {role!r} of the {self.who}: the patch tokens at {tap.path!r} do not reach the output of "
+                f"{type(self.model).__name__}, which reads its other tokens alone from there on, so that a layer would do nothing; name an "
+                "earlier block (`letkd taps` proposes one)"
+            )
+        layer = layer.to(self._example.device)
+        self.grafts.append(added := graft(self.model, layer, after=tap.path, name=name, layout=layout))
+        return added.path
 
     def replace(self, role: str, module: nn.Module) -> None:
         """Put a module in the place of the one that a role names."""
-        self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._device)))
+        self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._example.device)))
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """An offline part: a supervision, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
+    """An offline part: a supervision, the teacher's role it is fitted to, the term that needs it, and how the grids are matched."""
 
     supervision: Supervision
     role: str
     term: str
-    ratio: tuple[int, int] = (1, 1)
+    match: GridMatch = AS_IT_IS
 
     def f_T(self, features: Mapping[str, Tensor]) -> Tensor:
         """The map that the supervision sees, of the teacher's features by role."""
-        f_T = features[self.role]
-        return f_T if self.ratio == (1, 1) else F.avg_pool2d(f_T, self.ratio)  # supplement 2.2
+        return self.match(features[self.role])
 
 
 @dataclass(frozen=True)
@@ -257,6 +282,11 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
         return
     if foreign:
         raise UnsupportedPair(f"{readers} reads the teacher's logits, and {foreign}")
+    if not teacher.has_logits:
+        raise UnsupportedPair(
+            f"{readers} reads the teacher's logits, and {type(teacher.model).__name__} has no classifier: give a teacher that has one, or "
+            " use a method that reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+        )
     if student.num_classes != teacher.num_classes:
         raise UnsupportedPair(
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "

@@ -1,7 +1,7 @@
 """Where knowledge passes from teacher to student."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from letkd.errors import RecipeError
 from letkd.layer import KDLayer
@@ -20,6 +20,8 @@ class Site:
         scale_omega: first value of the templates' scale. The authors use 3.0.
         scale_nu: first value of the semantic vectors' scale. The authors use 1.0.
         normalize_value_input: see `KDLayer`.
+        match: how the teacher's map comes to the student's grid. Whole ratios are average-pooled, as in the paper. Others are an error
+            with `pool`; with `resize` the map is resized, down by area and up bilinearly, before labels are fitted and given.
     """
 
     role: str
@@ -28,6 +30,11 @@ class Site:
     scale_omega: float = 3.0
     scale_nu: float = 1.0
     normalize_value_input: bool = True
+    match: Literal["pool", "resize"] = "resize"
+
+    def __post_init__(self):
+        if self.match not in ("pool", "resize"):
+            raise RecipeError(f"the site {self.role!r} has match={self.match!r}; there are 'pool' and 'resize'")
 
     @classmethod
     def from_recipe(cls, role: str, table: Any) -> "Site":

@@ -7,7 +7,8 @@ from rich.text import Text
 from torch import nn
 
 from letkd.sites import proposals
-from letkd.taps import Ran, Tap, as_taps, trace
+from letkd.taps import Tap, as_taps
+from letkd.trace import Ran, trace
 
 SITES = ("penultimate", "intermediate")
 UNKNOWN = (3, 224, 224)
