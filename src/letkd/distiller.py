@@ -15,13 +15,14 @@ from letkd.batch import Batch, channels_of, check_labels, example_for
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
+from letkd.outputs import logits_in
 from letkd.processes import objects_of_all, rank
 from letkd.progress import bar, say, track
 from letkd.reach import Reach
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
 from letkd.supervision.shared import finish_of_all
-from letkd.taps import Tap, Taps, as_logits, check_model, logits_in, run_once
+from letkd.taps import Tap, Taps, as_logits, check_model, run_once
 from letkd.teacher_input import TeacherInput
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -89,6 +89,20 @@ class ChannelsLast:
 
 
 Layout = Tokens | ChannelsLast
+
+
+def first_tensor(output: Any) -> Any:
+    """The tokens in what a block gives: of a tuple, as blocks of transformers may give, its first tensor."""
+    return output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else output
+
+
+def through(layer: Callable[[Tensor], Tensor], layout: Layout, output: Any) -> Any:
+    """What a block gives, its pixels passed through a layer of maps; whatever else it gives passes by."""
+    f = first_tensor(output)
+    changed = layout.from_map(layer(layout.to_map(f)), f)
+    return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
 WRITTEN = r"^(channels-last|tokens:prefix=\d{1,4}:grid=[1-9]\d{0,4}x[1-9]\d{0,4})$"
 
 

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from letkd.errors import TapError
-from letkd.taps import Tap, is_backbone
+from letkd.outputs import is_backbone
+from letkd.taps import Tap
 from letkd.token_sites import Place, kind_of, places_in, propose_places
 from letkd.trace import Ran, trace
 
@@ -55,8 +56,8 @@ def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
     places = places_in(done, ran[0].module, example)
     if not places:
         raise TapError(
-            f"{type(ran[0].module).__name__} gives no map [b d h w], no tokens [b n d] and no map with channels last [b h w d] of more than "
-            "one pixel; name the taps yourself"
+            f"{type(ran[0].module).__name__} gives no map [b d h w], no tokens [b n d] and no channels-last map [b h w d] of more than one "
+            "pixel; name the taps yourself"
         )
     if kind_of(places) is not type(None):
         return _propose_tokens(places, ran, example) | _pooled(ran)
@@ -80,7 +81,7 @@ def _propose_tokens(places: list[Place], ran: list[Ran], example: Tensor) -> dic
             f"no module of {type(model).__name__} gives tokens or a map that reaches its output; name the taps yourself"
         )
     found = {"penultimate": last} | ({"intermediate": first} if first else {})
-    found |= {f"stage{i}": stage for i, stage in enumerate(stages or _stages(places), start=1)}
+    found |= {f"stage{i}": stage for i, stage in enumerate(stages, start=1)}
     return {role: place.tap(example) for role, place in found.items()}
 
 

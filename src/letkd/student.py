@@ -41,7 +41,7 @@ def _change_of(name: str, layer: Callable[..., nn.Module]) -> type[BaseModel]:
     exact = ConfigDict(extra="forbid", allow_inf_nan=False)
     settings = make(f"{name}Settings", __config__=exact, **fields)
     path = Annotated[str, Field(max_length=1000, pattern=r"^[^.]+(\.[^.]+)*$")]
-    layout = Annotated[str, Field(max_length=100, pattern=WRITTEN)] | None
+    layout = Annotated[str | None, Field(max_length=100, pattern=WRITTEN)]
     fields = {"layer": (Literal[name], ...), "at": (path, ...), "settings": (settings, ...), "layout": (layout, None)}
     return make(name, __config__=exact, **fields)
 

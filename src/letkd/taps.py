@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from letkd.errors import LetkdError, TapError, nearest
-from letkd.layouts import ChannelsLast, Layout, TokenFacts, Tokens, no_grid
+from letkd.layouts import ChannelsLast, Layout, TokenFacts, Tokens, first_tensor, no_grid, through
+from letkd.outputs import logits_of
 
 OPTION = re.compile(r"(input|output)|(map|tokens|channels-last)|prefix=(\d{1,4})|grid=([1-9]\d{0,4})x([1-9]\d{0,4})")
 
@@ -225,6 +226,7 @@ class _Reader:
 
     def __call__(self, module: nn.Module, args: tuple, output: Any = None) -> None:
         value = output if self.tap.io == "output" else (args[0] if args else None)
+        value = value if self.tap.layout == "map" else first_tensor(value)
         where = f"tap {self.role!r}: the {self.tap.io} of module {self.tap.path!r} of {self.model}"
         if not isinstance(value, Tensor):
             raise TapError(f"{where} is a {type(value).__name__}, not a tensor; name a module inside it that gives one")
@@ -262,9 +264,9 @@ class _Then:
     def __init__(self, name: str, layout: Layout | None = None):
         self.name, self.layout = name, layout
 
-    def __call__(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
         layer = module.get_submodule(self.name)
-        return layer(output) if self.layout is None else self.layout.from_map(layer(self.layout.to_map(output)), output)
+        return layer(output) if self.layout is None else through(layer, self.layout, output)
 
 
 def layout_of_graft(host: nn.Module, name: str) -> Layout | None:
@@ -342,28 +344,13 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> Replacemen
 
 def as_logits(output: Any, model: nn.Module) -> Tensor:
     """The logits [b C] in what a model returns: the tensor itself, or the `logits` of an answer object or a dictionary."""
-    logits = _logits_of(output)
+    logits = logits_of(output)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         got = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
         if isinstance(output, Mapping):
             got += f" with the keys {', '.join(map(str, output))}" if not isinstance(logits, Tensor) else " under 'logits'"
         raise TapError(f"{type(model).__name__} must return logits [b C]; it returned {got}; wrap it so that it does")
     return logits
-
-
-def logits_in(output: Any) -> Tensor | None:
-    """As `as_logits`; None for a model that returns something else, as a backbone without a classifier does."""
-    logits = _logits_of(output)
-    return logits if isinstance(logits, Tensor) and logits.ndim == 2 else None
-
-
-def is_backbone(model: nn.Module) -> bool:
-    """Whether a model says that it has no classifier, as those of timm do; what it returns are features then, not logits."""
-    return getattr(model, "num_classes", None) == 0
-
-
-def _logits_of(output: Any) -> Any:
-    return output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
 
 
 def probe(model: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> tuple[Any, dict[str, Tensor]]:

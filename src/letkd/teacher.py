@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from letkd.outputs import logits_in
 from letkd.progress import say
-from letkd.taps import Tap, Taps, logits_in, replace_module, run_once
+from letkd.taps import Tap, Taps, replace_module, run_once
 
 
 @torch.no_grad()

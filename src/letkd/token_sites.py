@@ -47,13 +47,13 @@ def places_in(done: list[Ran], model: nn.Module, example: Tensor) -> list[Place]
     """
     facts, image, found = TokenFacts.of(model), (example.shape[-2], example.shape[-1]), []
     for item in done:
-        shape = item.shapes[0]
+        shape = item.first or item.shapes[0]
         # Softmax and dropout give attention between tokens, [b heads n n], which looks like a map.
         if isinstance(shape, str) or shape[0] != len(example) or isinstance(item.module, nn.Softmax | nn.Dropout):
             continue
         if len(shape) == 4:
             last = (shape[0], shape[3], shape[1], shape[2])
-            found += [Place(item.path, item.module, shape)] if _is_map(shape, image) else []
+            found += [Place(item.path, item.module, shape)] if _is_map(shape, image) and not item.first else []
             found += [Place(item.path, item.module, last, ChannelsLast())] if _is_map(last, image) else []
         elif (
             len(shape) == 3
@@ -84,11 +84,11 @@ def kind_of(places: list[Place]) -> type:
 def propose_places(
     places: list[Place], model: nn.Module, example: Tensor, *, headless: bool
 ) -> tuple[Place | None, Place | None, list[Place]]:
-    """`penultimate`, `intermediate` and, where all blocks have one size, the stages; the latter are empty elsewhere.
+    """`penultimate`, `intermediate` and the stages, of which there are four at most.
 
     penultimate: the last place outside the blocks' insides whose pixels reach the output. A network that classifies by its class token
     reads the patches for the last time in its last block, so that it is the block before. intermediate: the first block of the last
-    stage. Blocks of one size make four stages of as many blocks.
+    stage. stages: the last block of each size; blocks that all have one size make four stages of as many blocks.
 
     Args:
         headless: the model is a backbone without a classifier, whose tokens count whether it pools them or not.
@@ -101,7 +101,7 @@ def propose_places(
     order = {place.path: i for i, place in enumerate(places)}
     before = [block for block in blocks if order[block.path] < order[last.path]]
     if len({block.size for block in _numbered(places)}) > 1:
-        return last, next(iter(before), None), []
+        return last, next(iter(before), None), _last_of_each_size(places)[-QUARTERS:]
     ends = sorted({-(-len(blocks) * (i + 1) // QUARTERS) - 1 for i in range(QUARTERS)}) if blocks else []
     first = ends[-2] + 1 if len(ends) > 1 else 0
     stages = [blocks[end] for end in ends[:-1] if blocks[end] in before]
@@ -117,11 +117,23 @@ def _numbered(places: list[Place]) -> list[Place]:
     return [place for place in places if place.path[-1:].isdigit() and any(other.is_inside([place]) for other in places)]
 
 
+def _last_of_each_size(places: list[Place]) -> list[Place]:
+    numbered = _numbered(places)
+    last: dict[tuple[int, ...], Place] = {}
+    for place in places:
+        if place in numbered or not place.is_inside(numbered):
+            last.pop(place.size, None)
+            last[place.size] = place
+    return list(last.values())
+
+
 def _blocks(places: list[Place], size: tuple[int, ...]) -> list[Place]:
     """The blocks of the last stage: numbered siblings of this size and of one class, the outermost of which there are several."""
     rows: dict[tuple[str, type], list[Place]] = {}
-    for place in _numbered(places):
-        if place.size == size:
+    numbered = _numbered(places)
+    for place in numbered:
+        # A stage that ends in a smaller size than its blocks have is none of them.
+        if place.size == size and all(other.size == size for other in numbered if other.is_inside([place])):
             rows.setdefault((place.path.rstrip("0123456789"), type(place.module)), []).append(place)
     several = {row: blocks for row, blocks in rows.items() if len(blocks) > 1} or rows
     outer = [blocks for blocks in several.values() if not blocks[0].is_inside(p for row in several.values() for p in row)]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from letkd.layouts import Layout
-from letkd.taps import Taps, check_model, find_module, in_eval_mode, logits_in, run_once
+from letkd.layouts import Layout, first_tensor, through
+from letkd.outputs import logits_in
+from letkd.taps import Taps, check_model, find_module, in_eval_mode, run_once
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Ran:
         module: the module.
         shapes: of what each of its calls gave, in turn; the name of a type where that was no tensor. Empty where it did not run.
             Of the model itself its logits, if it returns any.
+        first: shape of the first tensor, if it ran once and gave a tuple.
         names: other paths that lead to the same module.
         order: place in the order in which modules were done for the first time; -1 where it did not run.
         live: whether what it gives depends on the image and reaches the model's output; True if that cannot be found out.
@@ -31,17 +33,21 @@ class Ran:
     names: tuple[str, ...]
     order: int
     live: bool = True
+    first: tuple[int, ...] | None = None
 
 
 def trace(model: nn.Module, example: Tensor) -> list[Ran]:
     """What every module gives in one forward (see `run_once`), in the order of `named_modules`."""
     check_model(model)
     shapes: dict[nn.Module, list[tuple[int, ...] | str]] = {}
+    firsts: dict[nn.Module, tuple[int, ...]] = {}
     handles = []
 
     def note(module: nn.Module, args: tuple, output: Any) -> None:
         if module is model and (logits := logits_in(output)) is not None:
             output = logits
+        if (first := first_tensor(output)) is not output:
+            firsts[module] = tuple(first.shape)
         shapes.setdefault(module, []).append(tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__)
 
     try:
@@ -56,7 +62,15 @@ def trace(model: nn.Module, example: Tensor) -> list[Ran]:
     order = {module: i for i, module in enumerate(shapes)}
     live = _live(model, example)
     return [
-        Ran(first, module, tuple(shapes.get(module, ())), tuple(others), order.get(module, -1), not live or module in live)
+        Ran(
+            first,
+            module,
+            tuple(shapes.get(module, ())),
+            tuple(others),
+            order.get(module, -1),
+            live=not live or module in live,
+            first=firsts.get(module),
+        )
         for module, (first, *others) in names.items()
     ]
 
@@ -72,6 +86,7 @@ def _live(model: nn.Module, example: Tensor) -> set[nn.Module]:
     seen: dict[nn.Module, Tensor] = {}
 
     def note(module: nn.Module, args: tuple, output: Any) -> None:
+        output = first_tensor(output)
         if isinstance(output, Tensor) and output.requires_grad and output.shape[:1] == (2,):
             seen[module] = output
 
@@ -108,8 +123,8 @@ def pixels_reach(model: nn.Module, path: str, layout: Layout, example: Tensor) -
     Tokens of patches need not: behind its last attention a network may read the class token alone.
     """
 
-    def spoil(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
-        return layout.from_map(torch.full_like(layout.to_map(output), torch.nan), output)
+    def spoil(module: nn.Module, args: tuple, output: Any) -> Any:
+        return through(lambda x: torch.full_like(x, torch.nan), layout, output)
 
     handle = find_module(model, path).register_forward_hook(spoil)
     try:

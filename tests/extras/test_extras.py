@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -17,18 +16,6 @@ from letkd.models import create_model, save_weights
 from letkd.models.cost import macs, parameters
 from letkd.taps import as_logits, probe
 from tests.conftest import images
-
-
-def _torchvision_imports() -> bool:
-    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
-
-
-if importlib.util.find_spec("torchvision") is not None and not _torchvision_imports():
-    # Beside a torch of another build torchvision's compiled operators do not load, and without two of them it does not even
-    # import. Its networks need none of them, so their names are enough.
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def needs(library: str) -> None:

@@ -41,12 +41,16 @@ StudentWeights = Annotated[
 ]
 TeacherTap = Annotated[
     list[str] | None,
-    typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
+    typer.Option(
+        metavar="ROLE=PATH",
+        help="role=module.path in the teacher, e.g. penultimate=layer3, or penultimate=norm:tokens for patch tokens.",
+        show_default=False,
+    ),
 ]
 Student = Annotated[str | None, typer.Option(metavar="MODEL", help="As --teacher.", show_default=False)]
 StudentTap = Annotated[
     list[str] | None,
-    typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
+    typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="As --teacher-tap, in the student.", show_default=False),
 ]
 Preset = Annotated[
     str | None,

@@ -13,6 +13,7 @@ from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nea
 from letkd.functional import AS_IT_IS, GridMatch
 from letkd.layouts import Tokens
 from letkd.methods.values import wrong_values
+from letkd.outputs import is_backbone, logits_in
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
 from letkd.taps import (
@@ -23,8 +24,6 @@ from letkd.taps import (
     as_logits,
     as_taps,
     graft,
-    is_backbone,
-    logits_in,
     replace_module,
     run_once,
 )

@@ -18,7 +18,7 @@ from letkd.errors import CheckpointError
 from letkd.files import write_whole
 from letkd.models.pickled import check_pickle
 from letkd.progress import say
-from letkd.taps import check_model
+from letkd.taps import check_model, replace_module
 
 SUM = "letkd_sha256"  # in the header of our own files: over tensors and the rest of the header
 WRAPPERS = ("model", "state_dict", "net")
@@ -86,6 +86,29 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
     # Into the model's own dict, which carries the version marks of its layers: without them BN takes it for an old one.
     own.update((name, state[name]) for name in shared)
     model.load_state_dict(own)
+
+
+def leave_out_head(model: nn.Module, path: str | Path, num_classes: int) -> list[str]:
+    """If a weights file lacks a model's classifier and nothing else, put an Identity in its place; returns the paths of such modules.
+
+    The model then gives the features that the classifier was given, and its `num_classes` is 0.
+    """
+    state = _read(Path(path))
+    own = _tensors(model)
+    if not own.keys() & state.keys():
+        state = _without_prefix(state)
+    missing = {name.rpartition(".")[0] for name in own if name not in state and not _is_counter(name)}
+    heads = {
+        path
+        for path in missing
+        if isinstance(layer := model.get_submodule(path), nn.Linear) and layer.out_features == num_classes
+    }
+    if not missing or missing != heads or any(name.rpartition(".")[0] in heads for name in state):
+        return []
+    for head in sorted(heads):
+        replace_module(model, head, nn.Identity())
+    model.num_classes = 0  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue] - as timm marks a backbone
+    return sorted(heads)
 
 
 def _other_heads(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num_classes: int) -> set[str]:

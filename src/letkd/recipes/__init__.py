@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
-from letkd.recipes.layers import dotted, has, leaves, merge
+from letkd.recipes.layers import dotted, has, leaves, merge, with_written_taps
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
@@ -100,6 +100,7 @@ def resolve_with_sources(
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
     layers += [("--set", _parse(text)) for text in settings]
+    layers = [(source, with_written_taps(layer)) for source, layer in layers]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
     if (scaled := scaled_layer(layers)) is not None:

@@ -13,6 +13,7 @@ from letkd.errors import DataError, RecipeError
 from letkd.models import create_model
 from letkd.models.extras import facts_of_network
 from letkd.models.pretrained import facts_of_weights
+from letkd.outputs import is_backbone
 from letkd.processes import rank, world
 from letkd.progress import say
 from letkd.recipes.schema import Recipe, Teacher
@@ -35,12 +36,20 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
     if table.weights is not None and is_student_file(table.weights):
         model = load_student(table.weights, model=table.model)
     else:
-        model = create_model(table.model, num_classes=C, weights=table.weights)
+        model = create_model(table.model, num_classes=C, weights=table.weights, headless=True)
     if told is None:
         told = facts_from({"num_classes": C, **facts_of_network(model)}, table.model)
     side = (table.size, table.size) if isinstance(table.size, int) else table.size
     size = side or told.size or data.image_size
     order, foreign = _match(classes, data)
+    if is_backbone(model):
+        order, foreign = (
+            None,
+            (
+                f"{table.model} with the weights {table.weights} has no classifier; give a teacher that has one, or use a method that reads "
+                "features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+            ),
+        )
     seen = TeacherInput(
         mean=_three(table.mean or told.mean or data.mean),
         std=_three(table.std or told.std or data.std),
@@ -50,7 +59,7 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
         order=order,
         foreign=foreign,
     )
-    _tell(table, data, seen)
+    _tell(table, data, seen, headless=is_backbone(model))
     return model, seen
 
 
@@ -119,7 +128,7 @@ def _match(classes: tuple[str, ...], data: Dataset) -> tuple[tuple[int, ...] | N
     )
 
 
-def _tell(table: Teacher, data: Dataset, seen: TeacherInput) -> None:
+def _tell(table: Teacher, data: Dataset, seen: TeacherInput, *, headless: bool) -> None:
     found = seen.differences()
     parts = []
     if "mean" in found:
@@ -130,7 +139,7 @@ def _tell(table: Teacher, data: Dataset, seen: TeacherInput) -> None:
         parts.append(f"images of {_size(found['size'])} instead of {_size(data.image_size)}")
     if "order" in found:
         parts.append("its classes in another order, matched by name")
-    if seen.foreign:
+    if seen.foreign and not headless:
         parts.append(f"classes of its own (its logits are not used: {_some(data.classes)} in the data)")
     if parts:
         say(f"teacher {table.model}: gets {'; '.join(parts)}")
