@@ -179,9 +179,15 @@ def a_student(pair: str = "equal", seed: int = 0) -> Net:
 
 
 def a_distiller(
-    method: Method | list[Method], pair: str = "equal", *, seed: int = 0, teacher: Net | None = None, **options
+    method: Method | list[Method],
+    pair: str = "equal",
+    *,
+    seed: int = 0,
+    student: nn.Module | None = None,
+    teacher: nn.Module | None = None,
+    **options,
 ) -> Distiller:
-    student, teacher = a_student(pair, seed), teacher or a_teacher()
+    student, teacher = student or a_student(pair, seed), teacher or a_teacher()
     options = {"student_taps": TAPS, "teacher_taps": TAPS, "example": torch.zeros(1, 3, *SIZE), **options}
     torch.manual_seed(seed)
     return Distiller(student, teacher, method, **options)

@@ -52,16 +52,14 @@ def places_in(done: list[Ran], model: nn.Module, example: Tensor) -> list[Place]
         if isinstance(shape, str) or shape[0] != len(example) or isinstance(item.module, nn.Softmax | nn.Dropout):
             continue
         if len(shape) == 4:
-            last = (shape[0], shape[3], shape[1], shape[2])
-            found += [Place(item.path, item.module, shape)] if _is_map(shape, image) and not item.first else []
-            found += [Place(item.path, item.module, last, ChannelsLast())] if _is_map(last, image) else []
-        elif (
-            len(shape) == 3
-            and shape[2] > 1
-            and (tokens := facts.place(shape[1], image)) is not None
-            and shape[1] - tokens.prefix > 1
-        ):
-            found.append(Place(item.path, item.module, (shape[0], shape[2], *tokens.grid), tokens))
+            last = Place(item.path, item.module, (shape[0], shape[3], shape[1], shape[2]), ChannelsLast())
+            maps = [] if item.first else [Place(item.path, item.module, shape)]  # a map in a tuple cannot be tapped
+            options = [place for place in (*maps, last) if _is_map(place.shape, image)]
+            best = min((_stretch(place.shape, image) for place in options), default=1.0)
+            found += [place for place in options if _stretch(place.shape, image) == best]
+        elif len(shape) == 3 and shape[2] > 1 and (tokens := facts.place(shape[1], image)) is not None:
+            place = Place(item.path, item.module, (shape[0], shape[2], *tokens.grid), tokens)
+            found += [place] if _is_map(place.shape, image) else []
     both = {path for path, n in Counter(place.path for place in found).items() if n > 1}
     clear = [place for place in found if place.path not in both]
     kind = ChannelsLast if kind_of(clear) is ChannelsLast else type(None)
@@ -142,7 +140,10 @@ def _blocks(places: list[Place], size: tuple[int, ...]) -> list[Place]:
 
 def _is_map(shape: tuple[int, ...], image: tuple[int, int]) -> bool:
     """Whether a shape is [b d h w] with several pixels, which lie about as far apart in height as in width."""
-    if shape[-2] * shape[-1] <= 1:
-        return False
+    return shape[-2] * shape[-1] > 1 and _stretch(shape, image) < 2
+
+
+def _stretch(shape: tuple[int, ...], image: tuple[int, int]) -> float:
+    """How many times as far apart pixels lie along one axis as along the other; 1 for a grid of the image's proportions."""
     down, across = image[0] / shape[-2], image[1] / shape[-1]
-    return 0.5 < down / across < 2
+    return max(down / across, across / down)

@@ -43,12 +43,10 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
     size = side or told.size or data.image_size
     order, foreign = _match(classes, data)
     if is_backbone(model):
-        order, foreign = (
-            None,
-            (
-                f"{table.model} with the weights {table.weights} has no classifier; give a teacher that has one, or use a method that reads "
-                "features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
-            ),
+        order = None
+        foreign = (
+            f"{table.model} with the weights {table.weights} has no classifier; give a teacher that has one, or use a method that "
+            "reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
         )
     seen = TeacherInput(
         mean=_three(table.mean or told.mean or data.mean),
