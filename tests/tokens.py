@@ -37,7 +37,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.patches(x).flatten(2).transpose(1, 2)
-        extra = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token)]
+        extra = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token)]
         tokens = self.norm(self.blocks(torch.cat([*extra, patches], dim=1)))
         if not self.num_classes:
             return tokens

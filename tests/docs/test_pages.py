@@ -19,6 +19,7 @@ import letkd
 from letkd.cli.main import app, main
 from letkd.methods import METHODS
 from letkd.recipes import list_pairs, resolve
+from letkd.student import read_header
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -74,6 +75,27 @@ def test_your_own_model_and_data(tmp_path, monkeypatch, capsys):
     assert "digit-3" in said
     assert type(names["model"]).__name__ == "Sequential"
     assert set(names["step"].terms) == {"ce", "kd/penultimate"}
+    grafted = names["mixer"].student.blocks[1][2]
+    assert isinstance(grafted.kd_penultimate, letkd.KDLayer)
+    assert grafted.kd_penultimate.nu.weight.grad is not None
+
+
+def test_foundation_models_as_teachers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "backbone", raising=False)
+    names = follow("foundation-models.md", monkeypatch)
+    monkeypatch.delitem(sys.modules, "backbone", raising=False)
+    assert "--tap penultimate=blocks.2:tokens" in capsys.readouterr().out
+    assert set(names["step"].terms) == {"ce", "kd/penultimate"}
+    (change,) = read_header("runs/vit/student.safetensors")["changes"]
+    assert change["layout"] == "tokens:prefix=1:grid=4x4"
+    assert Path("runs/vit/student.pt2").is_file()
+    table = next(text for kind, _, text in blocks("foundation-models.md") if kind == "toml")
+    Path("mine.toml").write_text(table)
+    recipe = resolve(
+        "mine.toml", overrides={"data.name": "digits", "student.model": "vgg8", "teacher.model": "backbone.py:vit"}
+    )
+    assert recipe.teacher.taps == {"penultimate": "blocks.2:tokens:prefix=1:grid=4x4"}
 
 
 def test_the_first_page(tmp_path, monkeypatch):
@@ -130,6 +152,7 @@ def test_commands_are_found():
             "deploy.md",
             "distributed.md",
             "faq.md",
+            "foundation-models.md",
             "index.md",
             "own-model-and-data.md",
             "security.md",

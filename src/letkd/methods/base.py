@@ -284,7 +284,7 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
     if not teacher.has_logits:
         raise UnsupportedPair(
             f"{readers} reads the teacher's logits, and {type(teacher.model).__name__} has no classifier: give a teacher that has one, or "
-            " use a method that reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+            "use a method that reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
         )
     if student.num_classes != teacher.num_classes:
         raise UnsupportedPair(

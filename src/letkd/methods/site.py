@@ -1,7 +1,7 @@
 """Where knowledge passes from teacher to student."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from letkd.errors import RecipeError
 from letkd.layer import KDLayer
@@ -30,7 +30,7 @@ class Site:
     scale_omega: float = 3.0
     scale_nu: float = 1.0
     normalize_value_input: bool = True
-    match: Literal["pool", "resize"] = "resize"
+    match: str = "resize"
 
     def __post_init__(self):
         if self.match not in ("pool", "resize"):
