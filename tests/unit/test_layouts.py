@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from letkd import KDLayer
-from letkd.errors import TapError
+from letkd.cli.show import lines
+from letkd.errors import RecipeError, TapError
 from letkd.layouts import ChannelsLast, TokenFacts, Tokens, layout_of
 from letkd.methods import letkd1
+from letkd.recipes import resolve, resolve_with_sources
 from letkd.sites import find_taps
 from letkd.taps import Tap, Taps, as_taps, graft, probe
 from tests.conftest import SIZE, a_distiller, a_teacher, images
@@ -321,3 +323,37 @@ def test_places_are_proposed_with_their_layout(name, size):
         if role != "pooled":
             d, h, w = f[role].shape[1:]
             assert (tap.channels, tap.stride, h / w) == (d, size[0] // h, size[0] / size[1])
+
+
+# ------------------------------------------------------------------------------------------------ recipes
+
+
+def test_a_recipes_tap_is_a_text_or_a_table(tmp_path):
+    """Both are the same recipe, and `letkd show` has a source for each."""
+    named = {"data.name": "digits", "student.model": "resnet8_tiny"}
+    texts = {"penultimate": "blocks.1:tokens:prefix=2:grid=4x6", "pooled": "fc:input", "stage1": "a.b"}
+    tables = [
+        '[student]\ntaps = {penultimate = "blocks.1:tokens:prefix=2:grid=4x6", pooled = "fc:input", stage1 = "a.b"}',
+        '[student.taps]\npenultimate = {path = "blocks.1", layout = "tokens", prefix = 2, grid = [4, 6]}\n'
+        'pooled = {path = "fc", io = "input"}\nstage1 = {path = "a.b"}',
+    ]
+    for text in tables:
+        (tmp_path / "mine.toml").write_text(text)
+        recipe, sources = resolve_with_sources(tmp_path / "mine.toml", overrides=named)
+        assert recipe.student.taps == texts
+        assert all(sources[f"student.taps.{role}"] == str(tmp_path / "mine.toml") for role in texts)
+        assert 'student.taps.pooled = "fc:input"' in "\n".join(lines(recipe, sources))
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ('{path = "a", layuot = "tokens"}', r"student.taps.x has no key 'layuot' \(nearest: layout"),
+        ('{layout = "tokens"}', r"student.taps.x needs a path, as in \{path = "),
+        ("3", "'student.taps.x' is 3"),
+    ],
+)
+def test_a_recipes_tap_that_cannot_be(table, sentence, tmp_path):
+    (tmp_path / "mine.toml").write_text(f"[student]\ntaps = {{x = {table}}}")
+    with pytest.raises(RecipeError, match=sentence):
+        resolve(tmp_path / "mine.toml", overrides={"data.name": "digits", "student.model": "resnet8_tiny"})

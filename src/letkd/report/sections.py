@@ -174,6 +174,8 @@ def features_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened, 
     )
     body += f'<div data-planes="{len(book.planes) - 1}"></div>'
     teacher = known.pop("Teacher", None)
+    if teacher is not None:  # one of other classes, or without a classifier, has nothing to compare
+        known = {title: one for title, one in known.items() if one.logits.shape == teacher.logits.shape}
     if teacher is not None and known:
         maps = {title: correlation_difference(teacher.logits, one.logits) for title, one in known.items()}
         book.files[f"{slug(pair)}-correlations"] = draw_differences(maps)
