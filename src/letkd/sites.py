@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from letkd.errors import TapError
 from letkd.outputs import is_backbone
 from letkd.taps import Tap
-from letkd.token_sites import Place, kind_of, places_in, propose_places
+from letkd.token_sites import Place, kind_of, last_blocks, places_in, propose_places
 from letkd.trace import Ran, trace
 
 
@@ -67,7 +67,9 @@ def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
     def tap(found: Place) -> Tap:
         return found.tap(example)
 
-    first = _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size)
+    first = (
+        _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size) or _first_named(maps, last.size)
+    )
     found = {"penultimate": tap(last)} | ({"intermediate": tap(first)} if first else {})
     stages = {f"stage{i}": tap(stage) for i, stage in enumerate(_stages(maps), start=1)}
     return found | stages | _pooled(ran)
@@ -153,6 +155,12 @@ def _first_of_last_stage(maps: list[Place], size: tuple[int, ...]) -> Place | No
     }
     outer = [blocks for parent, blocks in stages.items() if parent not in inner]
     return outer[-1][0] if outer else None
+
+
+def _first_named(maps: list[Place], size: tuple[int, ...]) -> Place | None:
+    """The first of blocks that are named and numbered, as `s4.b1` in RegNet."""
+    blocks = last_blocks(maps, size)
+    return blocks[0] if len(blocks) > 1 and "." in blocks[0].path else None
 
 
 def _first_activation_of_last_row(maps: list[Place], size: tuple[int, ...]) -> Place | None:

@@ -91,7 +91,7 @@ def propose_places(
     Args:
         headless: the model is a backbone without a classifier, whose tokens count whether it pools them or not.
     """
-    blocks = _blocks(places, places[-1].size)
+    blocks = last_blocks(places, places[-1].size)
     outer = [place for place in places if not place.is_inside(blocks)]
     last = next((place for place in reversed(outer) if headless or _reaches(place, model, example)), None)
     if last is None:
@@ -125,7 +125,7 @@ def _last_of_each_size(places: list[Place]) -> list[Place]:
     return list(last.values())
 
 
-def _blocks(places: list[Place], size: tuple[int, ...]) -> list[Place]:
+def last_blocks(places: list[Place], size: tuple[int, ...]) -> list[Place]:
     """The blocks of the last stage: numbered siblings of this size and of one class, the outermost of which there are several."""
     rows: dict[tuple[str, type], list[Place]] = {}
     numbered = _numbered(places)
