@@ -16,6 +16,7 @@ from letkd.models import create_model, save_weights
 from letkd.models.cost import macs, parameters
 from letkd.taps import as_logits, probe
 from tests.conftest import images
+from tests.extras import networks as small  # it also makes torchvision import
 
 
 def needs(library: str) -> None:
