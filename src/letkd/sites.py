@@ -159,7 +159,7 @@ def _first_of_last_stage(maps: list[Place], size: tuple[int, ...]) -> Place | No
 
 def _first_named(maps: list[Place], size: tuple[int, ...]) -> Place | None:
     """The first of blocks that are named and numbered, as `s4.b1` in RegNet."""
-    blocks = last_blocks(maps, size)
+    blocks = last_blocks(maps, size, strided=True)
     return blocks[0] if len(blocks) > 1 and "." in blocks[0].path else None
 
 

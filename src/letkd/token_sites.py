@@ -125,13 +125,13 @@ def _last_of_each_size(places: list[Place]) -> list[Place]:
     return list(last.values())
 
 
-def last_blocks(places: list[Place], size: tuple[int, ...]) -> list[Place]:
+def last_blocks(places: list[Place], size: tuple[int, ...], *, strided: bool = False) -> list[Place]:
     """The blocks of the last stage: numbered siblings of this size and of one class, the outermost of which there are several."""
     rows: dict[tuple[str, type], list[Place]] = {}
     numbered = _numbered(places)
     for place in numbered:
-        # A stage that ends in a smaller size than its blocks have is none of them.
-        if place.size == size and all(other.size == size for other in numbered if other.is_inside([place])):
+        # A stage that ends in a smaller size than its blocks have is none of them; a block with a stride is one.
+        if place.size == size and (strided or all(other.size == size for other in numbered if other.is_inside([place]))):
             rows.setdefault((place.path.rstrip("0123456789"), type(place.module)), []).append(place)
     several = {row: blocks for row, blocks in rows.items() if len(blocks) > 1} or rows
     outer = [blocks for blocks in several.values() if not blocks[0].is_inside(p for row in several.values() for p in row)]
