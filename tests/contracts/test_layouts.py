@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from letkd.cache import TeacherCache
 from letkd.data import Loader, Split
 from letkd.deploy.export import as_onnx, as_program, trace
-from letkd.deploy.facts import Facts
-from letkd.deploy.fold import fold_student
 from letkd.distiller import Distiller
+from letkd.distiller.cache import TeacherCache
+from letkd.distiller.facts import Facts
+from letkd.distiller.student import load_student, read_header, save_student
 from letkd.errors import TapError, UnsupportedPair
+from letkd.layer.folded import fold_student
 from letkd.methods import AT, CRD, KD, SP, VID, FitNet, LetKD, Site, letkd1, letkd2, quest
 from letkd.models import save_weights
-from letkd.sites import find_taps
-from letkd.student import load_student, read_header, save_student
 from letkd.supervision import KMeansSupervision
+from letkd.taps.find import find_taps
 from tests.conftest import SIZE, TAPS, C, Net, a_net, a_stream, images, same_state, steps
 from tests.tokens import ChannelsLastNet, ViT
 

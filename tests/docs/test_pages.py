@@ -17,9 +17,9 @@ import typer
 
 import letkd
 from letkd.cli.main import app, main
+from letkd.distiller.student import read_header
 from letkd.methods import METHODS
 from letkd.recipes import list_pairs, resolve
-from letkd.student import read_header
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

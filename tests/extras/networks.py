@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from letkd import Distiller, KDLayer, find_taps, load_student, methods, progress
 from letkd.batch import Batch
+from letkd.distiller.student import save_student
 from letkd.errors import LetkdError
-from letkd.student import save_student
 from letkd.taps import as_logits
 
 C = 3

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from letkd.deploy.export import as_program, trace
-from letkd.deploy.facts import Facts
-from letkd.deploy.fold import fold_student
+from letkd.distiller.facts import Facts
 from letkd.errors import UnsupportedPair
-from letkd.layouts import Tokens
+from letkd.layer.folded import fold_student
 from letkd.taps import as_logits
+from letkd.taps.layouts import Tokens
 from tests.extras.networks import METHODS, NETWORKS, C, batches, distiller, run, size_of
 
 TOKENS = [name for name in NETWORKS if name.endswith(("vit", "distilled", "reg", "dinov2", "siglip")) and "mobile" not in name]

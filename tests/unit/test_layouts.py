@@ -10,11 +10,11 @@ from torch import nn
 from letkd import KDLayer
 from letkd.cli.show import lines
 from letkd.errors import RecipeError, TapError
-from letkd.layouts import ChannelsLast, TokenFacts, Tokens, layout_of
 from letkd.methods import letkd1
 from letkd.recipes import resolve, resolve_with_sources
-from letkd.sites import find_taps
 from letkd.taps import Tap, Taps, as_taps, graft, probe
+from letkd.taps.find import find_taps
+from letkd.taps.layouts import ChannelsLast, TokenFacts, Tokens, layout_of
 from tests.conftest import SIZE, a_distiller, a_teacher, images
 from tests.tokens import ChannelsLastNet, ViT
 

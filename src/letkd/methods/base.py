@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nearest
 from letkd.functional import AS_IT_IS, GridMatch
-from letkd.layouts import Tokens
 from letkd.methods.values import wrong_values
-from letkd.outputs import is_backbone, logits_in
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
 from letkd.taps import (
@@ -27,7 +25,9 @@ from letkd.taps import (
     replace_module,
     run_once,
 )
-from letkd.trace import pixels_reach
+from letkd.taps.layouts import Tokens
+from letkd.taps.outputs import is_backbone, logits_in
+from letkd.taps.trace import pixels_reach
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Lessons:
-    """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.cache`).
+    """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.distiller.cache`).
 
     Args:
         vectors: roles whose features, one vector an image, are read.

@@ -1,0 +1,170 @@
+"""The places where methods sit, proposed for a model that has no table of its own."""
+
+from torch import Tensor, nn
+
+from letkd.errors import TapError
+from letkd.taps import Tap
+from letkd.taps.outputs import is_backbone
+from letkd.taps.token_sites import Place, kind_of, last_blocks, places_in, propose_places
+from letkd.taps.trace import Ran, trace
+
+
+def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
+    """Propose `penultimate`, `intermediate`, `stage1` … `stageN` and `pooled` for a model that has no table of its own.
+
+    penultimate: the last map with more than one pixel, at the shallowest path that gives it. intermediate: the first block of
+    the last stage, i.e. the first of the siblings that all give maps of that size inside the last container; where its layers
+    stand in a row without blocks, as in VGG, the first activation of the row. stage1 … stageN: the last map of each size, N at most
+    4, the last ones. pooled: what the last linear layer is given. Only places count whose features depend on the image and reach the
+    logits, or whatever else the model returns. A proposal to look at, not a promise: a network whose stages are not containers gets no
+    `intermediate`, one whose classifier is no `nn.Linear` no `pooled`.
+
+    In networks of tokens or with channels last the taps have their layout. penultimate is then the last place whose pixels reach the
+    output; blocks that all have one size, as in a ViT, make four stages of as many blocks.
+
+    Examples:
+        >>> import torch
+        >>> body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+        >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+        >>> find_taps(model, torch.zeros(1, 3, 32, 32))["penultimate"]
+        Tap(path='0', channels=8, stride=2, io='output', layout='map', prefix=None, grid=None)
+    """
+    return propose(trace(model, example), example)
+
+
+def proposed_taps(model: nn.Module, example: Tensor) -> tuple[dict[str, Tap], str]:
+    """As `find_taps`; for a model without maps what there is without them, and why."""
+    try:
+        ran = trace(model, example)
+    except TapError as error:
+        return {}, str(error)
+    return proposals(ran, example)
+
+
+def proposals(ran: list[Ran], example: Tensor) -> tuple[dict[str, Tap], str]:
+    """What `proposed_taps` gives, from a trace that was made with `example`."""
+    try:
+        return propose(ran, example), ""
+    except TapError as error:
+        return _pooled(ran), str(error)
+
+
+def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+    """What `find_taps` proposes, from a trace that was made with `example`."""
+    # What runs twice cannot be tapped, so it is not proposed.
+    done = sorted((item for item in ran if len(item.shapes) == 1 and item.path and item.live), key=lambda item: item.order)
+    places = places_in(done, ran[0].module, example)
+    if not places:
+        raise TapError(
+            f"{type(ran[0].module).__name__} gives no map [b d h w], no tokens [b n d] and no channels-last map [b h w d] of more than one "
+            "pixel; name the taps yourself"
+        )
+    if kind_of(places) is not type(None):
+        return _propose_tokens(places, ran, example) | _pooled(ran)
+    maps = [place for place in places if place.layout is None]
+    last = maps[-1]
+
+    def tap(found: Place) -> Tap:
+        return found.tap(example)
+
+    first = (
+        _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size) or _first_named(maps, last.size)
+    )
+    found = {"penultimate": tap(last)} | ({"intermediate": tap(first)} if first else {})
+    stages = {f"stage{i}": tap(stage) for i, stage in enumerate(_stages(maps), start=1)}
+    return found | stages | _pooled(ran)
+
+
+def _propose_tokens(places: list[Place], ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+    model = ran[0].module
+    last, first, stages = propose_places(places, model, example, headless=_is_headless(ran))
+    if last is None:
+        raise TapError(
+            f"no module of {type(model).__name__} gives tokens or a map that reaches its output; name the taps yourself"
+        )
+    found = {"penultimate": last} | ({"intermediate": first} if first else {})
+    found |= {f"stage{i}": stage for i, stage in enumerate(stages, start=1)}
+    return {role: place.tap(example) for role, place in found.items()}
+
+
+def _stages(maps: list[Place], most: int = 4) -> list[Place]:
+    """The last map of each size, from the size of the first block on, if there are blocks.
+
+    Maps inside a block that gives another size do not count: they lie before its stride.
+    """
+    blocks = {found.path: found for found in maps if type(found.module).forward is not nn.Sequential.forward}
+    last: dict[tuple[int, ...], Place] = {}
+    for found in maps:
+        around = [blocks[path] for path in _above(found.path) if path in blocks]
+        if all(block.size == found.size for block in around):
+            last.pop(found.size, None)
+            last[found.size] = found
+    stages = list(last.values())
+    of_blocks = {block.size for block in blocks.values() if _convolutions_in(block, maps) > 1}
+    while of_blocks and stages[0].size not in of_blocks:
+        stages.pop(0)  # the stem
+    return stages[-most:]
+
+
+def _convolutions_in(block: Place, maps: list[Place]) -> int:
+    inside = (found for found in maps if found.path.startswith(f"{block.path}."))
+    return sum(isinstance(found.module, nn.Conv2d) for found in inside)
+
+
+def _above(path: str) -> list[str]:
+    """The paths of the modules around a module, the outermost first."""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _pooled(ran: list[Ran]) -> dict[str, Tap]:
+    """The input of the last linear layer, if that gives the logits; for a backbone without a classifier its last vector."""
+    if _is_headless(ran):
+        vectors = [item for item in ran if item.path and item.live and [len(shape) for shape in item.shapes] == [2]]
+        return {"pooled": Tap(max(vectors, key=lambda item: item.order).path)} if vectors else {}
+    linear = [item for item in ran if isinstance(item.module, nn.Linear) and item.path and item.live and len(item.shapes) == 1]
+    if not linear:
+        return {}
+    last, whole = max(linear, key=lambda item: item.order), ran[0].shapes[-1:]
+    gives = last.shapes[0]
+    if len(gives) != 2 or isinstance(gives, str) or (whole and not isinstance(whole[0], str) and whole[0] != gives):
+        return {}
+    return {"pooled": Tap(last.path, io="input")}
+
+
+def _is_headless(ran: list[Ran]) -> bool:
+    """Whether the model returns something else than logits [b C]."""
+    return is_backbone(ran[0].module) or [isinstance(shape, str) or len(shape) != 2 for shape in ran[0].shapes] == [True]
+
+
+def _first_of_last_stage(maps: list[Place], size: tuple[int, ...]) -> Place | None:
+    paths = {found.path for found in maps}
+    stages: dict[str, list[Place]] = {}
+    for found in maps:
+        is_block = found.path.rpartition(".")[2].isdigit() and any(other.startswith(f"{found.path}.") for other in paths)
+        if is_block and found.size == size:
+            stages.setdefault(found.path.rpartition(".")[0], []).append(found)
+    # Parts of a block can be numbered, too, and so can stages: of those with several blocks, the outer ones count.
+    stages = {parent: blocks for parent, blocks in stages.items() if len(blocks) > 1} or stages
+    inner = {
+        parent
+        for parent in stages
+        for blocks in stages.values()
+        for found in blocks
+        if f"{parent}.".startswith(f"{found.path}.")
+    }
+    outer = [blocks for parent, blocks in stages.items() if parent not in inner]
+    return outer[-1][0] if outer else None
+
+
+def _first_named(maps: list[Place], size: tuple[int, ...]) -> Place | None:
+    """The first of blocks that are named and numbered, as `s4.b1` in RegNet."""
+    blocks = last_blocks(maps, size, strided=True)
+    return blocks[0] if len(blocks) > 1 and "." in blocks[0].path else None
+
+
+def _first_activation_of_last_row(maps: list[Place], size: tuple[int, ...]) -> Place | None:
+    here = [found for found in maps if found.size == size and found.row]
+    row = [found for found in here if found.row == here[-1].row]
+    active = [found for found in row[:-1] if type(found.module).__module__ == nn.ReLU.__module__]
+    return active[0] if active else None
