@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import letkd.train.loop as loop
+import letkd.train.state as state
 import letkd.train.trials as trials
 from letkd.errors import RecipeError, UnsupportedPair
 from letkd.methods import KD, METHODS
@@ -86,14 +87,14 @@ def test_phases_come_first_each_with_its_weights_and_rate(tmp_path):
     recipe = resolve("digits/tiny/quest", overrides=overrides, settings=SMALL)
     assert [phase_at(epoch, recipe)[0] for epoch in (1, 2, 3)] == [1, 2, 1]
     starts = []
-    save = loop.save_checkpoint
+    save = state.save_checkpoint
     with pytest.MonkeyPatch.context() as patch:
 
         def record(folder, module, *args, **given):
             starts.append(module.student.fc.weight.detach().clone())
             save(folder, module, *args, **given)
 
-        patch.setattr(loop, "save_checkpoint", record)
+        patch.setattr(state, "save_checkpoint", record)
         loop.train(recipe, tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.01, recipe.optim.lr])

@@ -7,12 +7,15 @@ import re
 import select
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import letkd.progress as progress
+import letkd.train.logbook as logbook
 import letkd.train.loop as loop
+import letkd.train.state as state
 from letkd.errors import Stopped
 from letkd.recipes import resolve
 from letkd.train.board import board, scalars
@@ -27,16 +30,16 @@ def runs(tmp_path_factory):
     """A run in one go, and one that was stopped in its third epoch, after the log had run ahead of the checkpoint."""
     folder = tmp_path_factory.mktemp("runs")
     loop.train(RECIPE, folder / "whole")
-    save, count = loop._Run._save, [0]
+    save, count = state.save_checkpoint, [0]
 
-    def killed_before_the_third_save(self):
+    def killed_before_the_third_save(*values):
         count[0] += 1
         if count[0] == 3:
             raise Stopped("killed")
-        save(self)
+        save(*values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Run, "_save", killed_before_the_third_save)
+        patch.setattr(state, "save_checkpoint", killed_before_the_third_save)
         with pytest.raises(Stopped):
             loop.train(RECIPE, folder / "stopped")
     assert len(rows(folder / "stopped")) == 3
@@ -84,7 +87,7 @@ def test_tables_within_a_row_have_names_of_their_own():
 
 
 def test_a_log_file_gets_plain_lines(tmp_path, monkeypatch, said):
-    monkeypatch.setattr(loop, "_teller", lambda tell=loop._teller: tell(every=0.0))
+    monkeypatch.setattr(loop, "logbook", partial(logbook.logbook, every=0.0))
     loop.train(RECIPE, tmp_path / "run")
     lines = [line for line in said().splitlines() if line.startswith("epoch")]
     assert [line.split()[1] for line in lines] == ["1/4", "2/4", "3/4", "4/4"]
@@ -93,11 +96,11 @@ def test_a_log_file_gets_plain_lines(tmp_path, monkeypatch, said):
 
 def test_a_log_file_gets_no_more_than_a_line_in_ten_seconds(monkeypatch, said):
     clock = [0.0]
-    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
-    tell, row = loop._teller(), {"loss": 1.0, "train_top1": 50.0, "val_top1": None}
+    monkeypatch.setattr(logbook.time, "monotonic", lambda: clock[0])
+    book = logbook.Logbook(lambda note: None, lambda row: None, epochs=25, every=10.0)
     for epoch in range(1, 26):
         clock[0] += 1.0
-        tell(epoch, 25, row)
+        book.epoch({"epoch": epoch, "loss": 1.0, "train_top1": 50.0, "val_top1": None})
     assert said() == "epoch 10/25  loss 1.000  train 50.00 %\nepoch 20/25  loss 1.000  train 50.00 %\n"
 
 

@@ -145,6 +145,13 @@ class Train(_Table):
     seed: int = Field(ge=0, lt=2**32)
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
+    accumulate: int | None = Field(default=None, ge=1, le=MOST, description="batches per update of the weights; 1 if not given")
+    ema: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, evaluated and exported beside the student",
+    )
     label_smoothing: float = Field(ge=0, lt=1, description="share of the cross-entropy's target that all classes divide evenly")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
     fused: bool = Field(

@@ -91,6 +91,11 @@ class RunFolder:
         return self.path / STUDENT
 
     @property
+    def averaged_student(self) -> Path:
+        """The student with the average of the weights, of runs with `train.ema`."""
+        return self.path / "student_ema.safetensors"
+
+    @property
     def predictions(self) -> Path:
         """What the student takes each test image for; see `letkd.runs.evaluate.Predictions`."""
         return self.path / "predictions.safetensors"
