@@ -36,6 +36,7 @@ def compare(
     jobs: o.Jobs = 1,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
+    preset: o.Preset = None,
     settings: o.Settings = None,
     trust: o.Trust = False,
     quick: o.Quick = False,
@@ -52,15 +53,16 @@ def compare(
     if against is not None and against not in rows:
         raise RecipeError(f"--against {against!r} is no row of this comparison; nearest: {nearest(against, rows)}")
     name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
-    folder = out or Path("runs") / f"compare-{name}{'-quick' if quick else ''}"
+    folder = out or Path("runs") / f"compare-{name}{f'-{preset}' if preset else ''}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     for method in () if trust else rows:
-        o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
+        o.refuse_code(pair, *resolve_with_sources(pair, method=method, preset=preset, settings=values, quick=quick))
     show(
         pair,
         rows,
         folder,
         trials=trials,
+        preset=preset,
         settings=values,
         quick=quick,
         teacher_weights=teacher_weights,
@@ -99,6 +101,7 @@ def show(
     settings: list[str],
     teacher_weights: Path | None,
     title: str,
+    preset: str | None = None,
     quick: bool = False,
     against: str | None = None,
     launcher: "Launcher | None" = None,
@@ -115,6 +118,7 @@ def show(
         methods,
         folder,
         trials=trials,
+        preset=preset,
         settings=settings,
         teacher_weights=teacher_weights,
         quick=quick,

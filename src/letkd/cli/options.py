@@ -39,6 +39,12 @@ StudentWeights = Annotated[
     Path | None,
     typer.Option(help="Weights to start from; a classifier of other classes is trained from the start.", show_default=False),
 ]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN", help="Parameters of the student to keep as they are, e.g. layer1.*; repeatable.", show_default=False
+    ),
+]
 TeacherTap = Annotated[
     list[str] | None,
     typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
@@ -97,6 +103,7 @@ def recipe_from(
     settings: list[str] | None,
     preset: str | None = None,
     student_weights: Path | None = None,
+    freeze: list[str] | None = None,
     quick: bool = False,
     trust: bool = False,
     **more: Any,
@@ -117,6 +124,7 @@ def recipe_from(
         "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
         "student.model": student,
         "student.weights": None if student_weights is None else str(student_weights),
+        "student.freeze": freeze or None,
         "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
         **more,
     }
@@ -145,6 +153,17 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
             f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it, and add --trust if you trust "
             "it, or name the network on the command line"
         )
+
+
+def duration(text: str | None) -> float | None:
+    """`20min`, `90s`, `1h` or `1h30min` in seconds."""
+    if text is None:
+        return None
+    parts = re.fullmatch(r"(?:(\d{1,4})h)?(?:(\d{1,6})min)?(?:(\d{1,8})s)?", text.replace(" ", ""), re.ASCII)
+    seconds = sum(int(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True)) if parts else 0
+    if not seconds:
+        raise RecipeError(f"--time {text!r:.60}: write hours, minutes or seconds, as in 20min, 90s or 1h30min")
+    return float(seconds)
 
 
 def launcher(jobs: int) -> "Launcher | None":

@@ -1,10 +1,12 @@
 """`letkd train`: one recipe, one or several seeds."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from letkd.cli import options as o
+from letkd.errors import RecipeError
 
 
 def train(
@@ -18,9 +20,16 @@ def train(
     student: o.Student = None,
     student_tap: o.StudentTap = None,
     student_weights: o.StudentWeights = None,
+    freeze: o.Freeze = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Train as many epochs as fit, e.g. 20min; measured first, per run.", show_default=False
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
@@ -48,7 +57,10 @@ def train(
     ] = False,
 ) -> None:
     """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
-    recipe = o.recipe_from(
+    if time is not None and epochs is not None:
+        raise RecipeError(f"--time {time} and --epochs {epochs}: the time decides on the epochs; leave out one of them")
+    resolved = partial(
+        o.recipe_from,
         cell,
         method=method,
         data=data,
@@ -60,17 +72,24 @@ def train(
         student_tap=student_tap,
         preset=preset,
         student_weights=student_weights,
+        freeze=freeze,
         settings=settings,
         trust=trust,
         quick=quick,
-        **{
-            "train.epochs": epochs,
-            "train.seed": seed,
-            "train.cache_views": 10 if cache else None,
-            "train.deterministic": deterministic or None,
-        },
     )
+    given = {
+        "train.epochs": epochs,
+        "train.time": o.duration(time),
+        "train.seed": seed,
+        "train.cache_views": 10 if cache else None,
+        "train.deterministic": deterministic or None,
+    }
+    recipe = resolved(**given)
     folder = o.run_folder(out, cell, recipe, quick=quick)
+    if recipe.train.time is not None:
+        from letkd.train.budget import plan
+
+        recipe = resolved(**given, **plan(recipe, folder, supervision=supervision))
 
     from letkd.processes import rank
     from letkd.progress import show

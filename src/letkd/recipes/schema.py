@@ -145,6 +145,9 @@ class Train(_Table):
     seed: int = Field(ge=0, lt=2**32)
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
+    time: float | None = Field(
+        default=None, gt=0, le=1e9, description="seconds that the run was to take; `letkd train --time` set the epochs by it"
+    )
     accumulate: int | None = Field(default=None, ge=1, le=MOST, description="batches per update of the weights; 1 if not given")
     ema: float | None = Field(
         default=None,

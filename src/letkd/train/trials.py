@@ -83,6 +83,7 @@ def compare(
     folder: str | Path,
     *,
     trials: int,
+    preset: str | None = None,
     settings: Sequence[str] = (),
     teacher_weights: str | Path | None = None,
     quick: bool = False,
@@ -93,6 +94,7 @@ def compare(
     Args:
         pair: of the package, or a TOML file of the user's own.
         methods: names of methods or of the file's own rows, or variants of them.
+        preset: settings of training, for all rows and the teacher's training; see `resolve`.
         teacher_weights: a trained teacher; if omitted, the file's, and if it names none, one is trained first.
         quick: shrink every recipe to a smoke run, the teacher's too.
         launcher: runs methods and seeds at once; one after the other in this process if omitted.
@@ -107,14 +109,16 @@ def compare(
     for variant in variants:  # wrong names before any work
         refuse_link(folder / variant.name)
         values = [*variant.settings, *settings]
-        recipes[variant.name], sources = resolve_with_sources(pair, method=variant.method, settings=values, quick=quick)
+        recipes[variant.name], sources = resolve_with_sources(
+            pair, method=variant.method, preset=preset, settings=values, quick=quick
+        )
         lines.add(scaling(recipes[variant.name], sources))
     for line in sorted(lines - {None}):
         say(line)
     if teacher_weights is None:
         teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
     if teacher_weights is None and (not recipes or any(recipe.teacher for recipe in recipes.values())):
-        teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
+        teacher = resolve(pair, method="teacher", preset=preset, settings=settings, quick=quick)
         say(f"training the teacher of {pair}")
         own = RunFolder(folder / "teacher")
         refuse_link(own.path)
@@ -124,7 +128,9 @@ def compare(
         weights = {"teacher.weights": str(teacher_weights)}
         for variant in variants:
             values = [*variant.settings, *settings]
-            recipes[variant.name] = resolve(pair, method=variant.method, overrides=weights, settings=values, quick=quick)
+            recipes[variant.name] = resolve(
+                pair, method=variant.method, preset=preset, overrides=weights, settings=values, quick=quick
+            )
     shared = RunFolder(folder).supervision
     notes = {} if launcher is None else _at_once(launcher, recipes, folder, trials, shared)
     for k, variant in enumerate(variants, start=1):
