@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from letkd.recipes import list_cells, list_methods, resolve
+from letkd.runs.folder import RunFolder
 
 SMALL = ["--set", "train.epochs=1", "--set", "data.fraction=0.05"]
 TINY = [*SMALL, "--student", "resnet8_tiny"]
@@ -266,3 +267,22 @@ def test_methods(letkd):
     assert code == 0, err
     for title in ("AB", "FitNet", "CRD+KD", "TDD+CRD", "letKD-2", "QUEST (2)"):
         assert re.search(rf"^{re.escape(title)} *$", out, re.M), title
+
+
+def test_freeze_keeps_parameters_as_they_are(letkd, tmp_path):
+    small = ["--set", "data.fraction=0.05", "--set", "student.model=resnet8_tiny", "--set", "train.steps=2", "--epochs", 1]
+    code, _, err = letkd("train", "digits/tiny/ce", *small, "--freeze", "conv1.*", "--freeze", "bn1.*", "--out", "run")
+    assert code == 0, err
+    assert RunFolder("run").recipe.student.freeze == ["conv1.*", "bn1.*"]
+    code, _, err = letkd("train", "digits/tiny/ce", *small, "--freeze", "stem.*", "--out", "other")
+    assert (code, "matches the pattern 'stem.*'" in err) == (2, True)
+
+
+def test_compare_takes_presets(letkd):
+    small = ["--set", "data.fraction=0.05", "--set", "student.model=resnet8_tiny", "--set", "teacher.model=resnet14_tiny"]
+    code, _, err = letkd("compare", "digits/tiny", "--methods", "ce", "--trials", 1, "--preset", "fast", "--quick", *small)
+    assert code == 0, err
+    recipe = RunFolder("runs/compare-digits-tiny-fast-quick/ce/seed-0").recipe
+    assert (recipe.optim.schedule, recipe.optim.lr) == ("linear", 0.1)
+    code, _, err = letkd("compare", "digits/tiny", "--methods", "ce", "--preset", "faster")
+    assert (code, "there is no preset 'faster'; choose one of fast, finetune, paper" in err) == (2, True)

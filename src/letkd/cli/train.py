@@ -89,7 +89,10 @@ def train(
     if recipe.train.time is not None:
         from letkd.train.budget import plan
 
-        recipe = resolved(**given, **plan(recipe, folder, supervision=supervision))
+        planned = plan(recipe, folder, supervision=supervision)
+        recipe = resolved(**given | planned)
+        if recipe.train.epochs != planned["train.epochs"]:
+            raise RecipeError(f"--set train.epochs={recipe.train.epochs} and --time {time}: leave out one of them")
 
     from letkd.processes import rank
     from letkd.progress import show
