@@ -42,7 +42,7 @@ wheel-test: $(READY)
 	$(BIN)/python tests/wheel.py build/wheel/*.whl
 
 bench: $(READY)
-	for part in step layer cache inference data fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
+	for part in step layer cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

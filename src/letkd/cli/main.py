@@ -30,6 +30,7 @@ from letkd.cli import (
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.memory import keep_large_blocks
 from letkd.progress import plain
+from letkd.threads import wait_passively
 from letkd.train.stop import STOPPED, immediate_stop
 
 _debug = False
@@ -81,6 +82,7 @@ def main() -> None:
     """
     _open_streams()
     keep_large_blocks()
+    wait_passively()
     try:
         with immediate_stop() as wish:
             try:

@@ -161,10 +161,12 @@ class Train(_Table):
         default=True,
         description="KD layers and per-pixel losses over chunks of pixels; equal within rounding, but labels below `least` are dropped",
     )
-    channels_last: bool = Field(
-        default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
+    channels_last: bool | Literal["auto"] = Field(
+        default=False, description="networks keep a pixel's channels together in memory; auto: where that is faster"
     )
-    fold_teacher: bool = Field(default=False, description="the teacher runs with BN folded into its convolutions")
+    fold_teacher: bool | Literal["auto"] = Field(
+        default=False, description="the teacher runs with BN folded into its convolutions; auto: where that is faster"
+    )
     cache_views: int | None = Field(
         default=None,
         ge=1,

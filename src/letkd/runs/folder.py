@@ -169,8 +169,13 @@ class RunFolder:
     # -------------------------------------------------------------------------------------------- writers
 
     @contextmanager
-    def begin(self) -> Iterator[None]:
-        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did."""
+    def begin(self, **choices: Any) -> Iterator[None]:
+        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did.
+
+        Args:
+            choices: what was decided for this machine, for the environment.
+        """
+        now = environment() | choices
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -187,10 +192,10 @@ class RunFolder:
                 if self.extends:
                     self._extend()
                 if self.recipe_file.exists():
-                    self._tell_changes(environment())
+                    self._tell_changes(now)
                     self.rows()  # says which of them are lost; `log` then does not
                 else:
-                    write_whole(self.path / self.ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+                    write_whole(self.path / self.ENVIRONMENT, json.dumps(now, indent=1).encode())
                     write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
                 yield
             finally:

@@ -27,7 +27,7 @@ from letkd.runs.evaluate import Accuracy
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.train.agree import Agreement
-from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.train.build import build_distiller, eval_loader, fit, layout, read_data, train_loader
 from letkd.train.finish import Evaluation, finish
 from letkd.train.inputs import check_inputs
 from letkd.train.launch import launch
@@ -83,7 +83,8 @@ def train(
         distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
     batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
     shared = Path(supervision or run.supervision)
-    with run.begin() if fabric.is_global_zero else nullcontext():
+    choices = layout(recipe) if "auto" in (recipe.train.channels_last, recipe.train.fold_teacher) else {}
+    with run.begin(**choices) if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             tidy(shared)
             check_inputs(run, distiller, data, force=force)
