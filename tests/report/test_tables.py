@@ -14,7 +14,6 @@ from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
 from letkd.report.curves import training
 from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
-from letkd.report.paired import NOTE
 from letkd.report.paper import ORDER, named_methods, paper_results, place
 from letkd.report.results import HEAD, best_of, detail, matrix, plain
 from letkd.report.tables import as_markdown as rows_as_markdown
@@ -52,7 +51,7 @@ def test_averages_of_the_weights_have_a_column_of_their_own(tmp_path):
     held = [run.result for run in (RunFolder(tmp_path / "a/0"), RunFolder(tmp_path / "b/0"))]
     table = rows_as_markdown([Row("AT", held[:1], name="at"), Row("KD", held[1:], name="kd")], "at")
     assert "test %, EMA" in table
-    assert NOTE in table
+    assert "Difference in test accuracy" in table
     assert "EMA" not in rows_as_markdown([Row("AT", held[:1])])
 
 

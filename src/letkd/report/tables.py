@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING
 
 from letkd.report.grid import escape_markdown, paragraph_markdown
 from letkd.report.paired import NOTE, head, paired_difference
-from letkd.runs.records import Result
 from letkd.runs.results import Row, mean_std
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-EMA = "test %, EMA"  # shown if a run has one
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "method": lambda row: row.title,
     "test %, last epoch": lambda row: mean_std([r.last_test for r in row.results]),
     "n": lambda row: str(len(row.results)),
     "test %, best on val.": lambda row: mean_std([r.best_val_test for r in row.results]),
-    EMA: lambda row: mean_std([r.ema_test for r in row.results]),
     "parameters": lambda row: f"{row.results[0].parameters:,}" if row.results else "–",
     "time a run": lambda row: f"{statistics.mean(r.seconds for r in row.results):.0f} s" if row.results else "–",
 }
@@ -27,17 +24,18 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Row], str]]:
     """All columns; with the name of a row to compare with, its difference to that row behind the accuracies."""
-    known = {name: cell for name, cell in COLUMNS.items() if name != EMA or any(r.ema_test is not None for r in _results(rows))}
+    averaged = any(result.ema_test is not None for row in rows for result in row.results)
+    ema = {"test %, EMA": lambda row: mean_std([r.ema_test for r in row.results])} if averaged else {}
     reference = next((row for row in rows if against is not None and row.name == against), None)
     if reference is None or len(rows) < 2:
-        return known
+        return {**COLUMNS, **ema}
     other = reference
 
     def difference(row: Row) -> str:
         return "–" if row is other else str(paired_difference(row.by_seed(), other.by_seed()) or "–")
 
     columns: dict[str, Callable[[Row], str]] = {}
-    for name, cell in known.items():
+    for name, cell in {**COLUMNS, **ema}.items():
         columns[name] = cell
         if name == "n":
             columns[head(other.title)] = difference
@@ -47,10 +45,6 @@ def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Ro
 def _notes(rows: Sequence[Row], columns: Mapping[str, object]) -> list[str]:
     notes = [f"{row.title} {row.note}." for row in rows if row.note]
     return [*notes, NOTE] if any(head(row.title) in columns for row in rows) else notes
-
-
-def _results(rows: Sequence[Row]) -> list[Result]:
-    return [result for row in rows for result in row.results]
 
 
 def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:

@@ -52,8 +52,8 @@ def plan(recipe: Recipe, folder: Path, *, supervision: Path | None = None) -> di
         held = RunFolder(path).recipe.train if RunFolder(path).exists else None
         if held is not None and held.time == recipe.train.time:
             return {"train.epochs": held.epochs, "train.steps": held.steps}
-    cost, steps = measure(recipe, Path(supervision or RunFolder(folder).supervision))
-    epochs, cut = from_first(epochs_within(recipe, cost, steps))
+    cost, steps = from_first(measure(recipe, Path(supervision or RunFolder(folder).supervision)))
+    epochs, cut = epochs_within(recipe, cost, steps)
     shown = f"{epochs} epoch{'s' if epochs > 1 else ''} of {cut or steps} steps"
     say(f"--time: {1000 * cost.step:.0f} ms per step, so {shown} fit into {recipe.train.time:g} s")
     return {"train.epochs": epochs, "train.steps": cut or recipe.train.steps}
