@@ -33,17 +33,17 @@ from lightning_fabric import Fabric
 from PIL import Image, ImageOps
 
 from letkd.batch import Batch
-from letkd.cache import TeacherCache
+from letkd.cli.memory import keep_large_blocks
 from letkd.data import Loader, Split
 from letkd.data.base import Dataset
+from letkd.distiller.cache import TeacherCache
 from letkd.errors import LetkdError
-from letkd.memory import keep_large_blocks
 from letkd.progress import set_quiet
 from letkd.recipes import Recipe, resolve
 from letkd.recipes.schedule import lr_factor
-from letkd.runs.evaluate import evaluate
-from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
-from letkd.train.steps import Steps
+from letkd.runs.evaluation import evaluate
+from letkd.training.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.training.steps import Steps
 from timing import show
 
 VIEWS = 10

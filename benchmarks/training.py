@@ -11,8 +11,8 @@ from lightning_fabric import Fabric
 import letkd
 from letkd.recipes import resolve
 from letkd.recipes.schedule import lr_factor
-from letkd.train.steps import Steps
-from letkd.train.tally import Tally
+from letkd.training.steps import Steps
+from letkd.training.tally import Tally
 from timing import begin, interleaved, parser, settle, show, where
 
 EPOCH = 1000  # steps

@@ -13,9 +13,9 @@ from letkd.distiller import Distiller
 from letkd.progress import set_quiet
 from letkd.recipes import Recipe, resolve
 from letkd.recipes.schedule import lr_factor
-from letkd.train.optim import OPTIMISERS, build_optimizer, set_lr
-from letkd.train.state import State, restore_state, save_state
-from letkd.train.steps import Steps
+from letkd.training.optim import OPTIMISERS, build_optimizer, set_lr
+from letkd.training.state import State, restore_state, save_state
+from letkd.training.steps import Steps
 from tests.conftest import a_net, a_stream, same_state
 
 EPOCHS, STEPS = 3, 3

@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import letkd.train.loop as loop
-from letkd.cache import TeacherCache
+import letkd.training.loop as loop
 from letkd.cli.main import app
+from letkd.distiller.cache import TeacherCache
 from letkd.errors import Stopped
 from letkd.recipes import resolve
 from tests.conftest import stop_after

@@ -6,18 +6,18 @@ import json
 import pytest
 import torch
 
-import letkd.train.finish as finish
-import letkd.train.loop as loop
-import letkd.train.state as state
+import letkd.training.finish as finish
+import letkd.training.loop as loop
+import letkd.training.state as state
 from letkd.batch import Batch
 from letkd.distiller import Distiller
+from letkd.distiller.student import load_student
 from letkd.errors import DataError, NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
 from letkd.runs.checkpoint import NAME
-from letkd.runs.evaluate import evaluate
-from letkd.student import load_student
-from letkd.train.trials import run_trials
+from letkd.runs.evaluation import evaluate
+from letkd.training.trials import run_trials
 from tests.conftest import a_net
 
 NONE = torch.zeros(0, dtype=torch.int64)

@@ -2,13 +2,13 @@
 
 import pytest
 
-import letkd.train.budget as budget
+import letkd.training.budget as budget
 from letkd.cli.options import duration
 from letkd.errors import RecipeError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
-from letkd.train.budget import Cost, epochs_within
+from letkd.training.budget import Cost, epochs_within
 from tests.conftest import same_state
 
 SMALL = ["data.fraction=0.1", "data.batch_size=16", "student.model=resnet8_tiny"]

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-import letkd.train.loop as loop
-from letkd.compiled import CompiledParts
+import letkd.training.loop as loop
 from letkd.distiller import Distiller
 from letkd.errors import RecipeError
 from letkd.methods import letkd1
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.train.loop import train
+from letkd.training.compiled import CompiledParts
+from letkd.training.loop import train
 from tests.conftest import a_distiller, a_stream
 
 
@@ -98,7 +98,7 @@ def test_a_run_takes_its_steps_in_compiled_parts(tmp_path, monkeypatch):
         made.append(CompiledParts(model, read=read, backend="eager"))
         return made[0]
 
-    monkeypatch.setattr("letkd.train.steps.CompiledParts", parts)
+    monkeypatch.setattr("letkd.training.steps.CompiledParts", parts)
     train(resolve("digits/tiny/ce", settings=[*settings, "train.compile=true"]), tmp_path / "one")
     assert made[0].parts
     train(resolve("digits/tiny/ce", settings=settings), tmp_path / "two")

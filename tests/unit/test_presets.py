@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from letkd.cli.threads import VARIABLE, wait_passively
 from letkd.recipes import resolve
-from letkd.threads import VARIABLE, wait_passively
-from letkd.train.build import layout
-from letkd.train.loop import train
+from letkd.training.build import layout
+from letkd.training.loop import train
 
 HERE = Path(__file__).parents[2]
 SMALL = ["data.fraction=0.05", "train.steps=1", "train.epochs=1", "student.model=resnet8_tiny"]

@@ -10,16 +10,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import letkd
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.batch import Batch
 from letkd.distiller import Distiller, Step
 from letkd.errors import NonFiniteError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
-from letkd.train.average import Average
-from letkd.train.steps import Steps
-from letkd.train.tally import Tally
+from letkd.training.average import Average
+from letkd.training.steps import Steps
+from letkd.training.tally import Tally
 from tests.conftest import a_net, a_stream, stop_after
 
 TINY = ["data.fraction=0.2", "data.batch_size=16", "data.augment=none", "data.val=0.0", "student.model=resnet8_tiny"]
@@ -185,7 +185,7 @@ def test_a_run_keeps_the_average_beside_the_student(tmp_path):
     assert all("ema_val_top1" in row for row in run.rows())
     data = loop.read_data(recipe)
     student = letkd.load_student(run.averaged_student)
-    assert letkd.runs.evaluate.evaluate(student, loop.eval_loader(recipe, data, data.test)).top1 == result.ema_test
+    assert letkd.runs.evaluation.evaluate(student, loop.eval_loader(recipe, data, data.test)).top1 == result.ema_test
 
 
 class Flat(nn.Module):

@@ -10,7 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
-    from letkd.train.launchers import Launcher
+    from letkd.training.launchers import Launcher
 
 Cell = Annotated[
     str | None,
@@ -168,7 +168,7 @@ def duration(text: str | None) -> float | None:
 
 def launcher(jobs: int) -> "Launcher | None":
     """What runs the tasks: this process itself for one job at a time."""
-    from letkd.train.launchers import Local
+    from letkd.training.launchers import Local
 
     return Local(jobs) if jobs > 1 else None
 

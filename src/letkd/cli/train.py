@@ -87,19 +87,19 @@ def train(
     recipe = resolved(**given)
     folder = o.run_folder(out, cell, recipe, quick=quick)
     if recipe.train.time is not None:
-        from letkd.train.budget import plan
+        from letkd.training.budget import plan
 
         planned = plan(recipe, folder, supervision=supervision)
         recipe = resolved(**given | planned)
         if recipe.train.epochs != planned["train.epochs"]:
             raise RecipeError(f"--set train.epochs={recipe.train.epochs} and --time {time}: leave out one of them")
 
-    from letkd.processes import rank
+    from letkd.distributed.processes import rank
     from letkd.progress import show
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
-    from letkd.train.loop import train as run
-    from letkd.train.trials import run_trials
+    from letkd.training.loop import train as run
+    from letkd.training.trials import run_trials
 
     if trials == 1:
         results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]

@@ -8,11 +8,11 @@ from typing import Any
 from letkd.recipes.schema import Recipe
 from letkd.report.charts import Chart, Series
 from letkd.report.collect import Group
-from letkd.report.grid import Cell, Grid
+from letkd.runs.grid import Cell, Grid
 
 NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "ema_val_top1", "seconds", "loss", "health", "teacher_top1"}
 
-# What `letkd.report.health.health` gives, in words. Shares are shown in per cent.
+# What `letkd.inspect.health.health` gives, in words. Shares are shown in per cent.
 HEALTH = {
     "used": "templates used",
     "dead": "dead templates",

@@ -1,0 +1,399 @@
+"""Distiller: a student, a frozen teacher and methods make one loss."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from letkd.batch import Batch, channels_of, check_labels, example_for
+from letkd.distiller.finite import all_finite, where_non_finite
+from letkd.distiller.teacher_input import TeacherInput
+from letkd.distributed.processes import objects_of_all, rank
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
+from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
+from letkd.progress import bar, say, track
+from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
+from letkd.supervision.labels import Labels
+from letkd.supervision.shared import finish_of_all
+from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+from letkd.taps.reach import Reach
+
+if TYPE_CHECKING:
+    from letkd.distiller.cache import TeacherCache
+
+__all__ = ["Batch", "Distiller", "Step"]
+
+
+@dataclass
+class Step:
+    """What one forward gives: the weighted loss, the unweighted terms by name, the student's logits, and whether the loss and the
+    teacher's features are finite.
+    """
+
+    loss: Tensor
+    terms: dict[str, Tensor]
+    logits: Tensor
+    finite: Tensor
+
+
+class Distiller(nn.Module):
+    """Student, teacher and methods as one module: `forward(batch) -> Step`.
+
+        L(θ_s) = L_CE + Σ λ L_KD                                                                     (3.2)
+
+    Args:
+        student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
+        teacher: likewise; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
+        methods: one method or a list of them; none for plain CE.
+        weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
+        student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
+        teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
+            another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
+        example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
+        criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
+            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
+            registered, so its parameters are trained.
+        images: number of training images; a supervision with K = "auto" needs it.
+        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory. The
+            layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
+            which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
+        checks: look at every step's label values and loss and stop at the first that is wrong; each look waits for the device. Shapes
+            and types always are looked at.
+
+    The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
+
+    Examples:
+        >>> import letkd
+        >>> teacher = letkd.create_model("resnet14_tiny", num_classes=3)
+        >>> student = letkd.create_model("resnet8_tiny", num_classes=3)
+        >>> batch = torch.randn(6, 3, 32, 32), torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> distiller = Distiller(student, teacher, letkd.methods.letkd1(K=16)).fit([batch])
+        >>> step = distiller(batch)
+        >>> list(step.terms)
+        ['ce', 'kd/penultimate']
+        >>> step.loss.backward()
+        >>> distiller.export()(batch[0]).shape  # the student alone
+        torch.Size([6, 3])
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module | None = None,
+        methods: Method | Sequence[Method] = (),
+        *,
+        weights: Mapping[str, float] | None = None,
+        student_taps: Mapping[str, Tap | str] | None = None,
+        teacher_taps: Mapping[str, Tap | str] | None = None,
+        teacher_input: TeacherInput | None = None,
+        example: Tensor | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        images: int | None = None,
+        fused: bool = True,
+        checks: bool = True,
+    ):
+        super().__init__()
+        methods = [methods] if isinstance(methods, Method) else list(methods)
+        if methods and teacher is None:
+            raise LetkdError(f"{', '.join(m.name for m in methods)} needs a teacher and none was given")
+        if teacher is student:
+            raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
+        self.student = student
+        self.methods = nn.ModuleList(methods)
+        self.criterion = criterion or F.cross_entropy
+        self.checks = checks
+        self.teacher_input = teacher_input
+        known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
+        self._channels: int | None = known  # of the images
+        self._reach = Reach()
+        self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
+        for method in methods:
+            method.fused, method.images = fused, images
+        # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
+        self._frozen: tuple[nn.Module, ...] = ()
+        self._student_reads, self._teacher_reads = Taps(student, {}), None
+        if teacher is not None:
+            check_model(teacher, hooks=False)
+            self._frozen = (teacher.eval().requires_grad_(False),)
+            self._build(methods, teacher, student_taps, teacher_taps, example, weights or {})
+        else:
+            self.set_weights(weights or {})
+            if example is not None:
+                output, _ = run_once(self._student_reads, example.to(_device(student)))
+                as_logits(output, student)
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""
+        names = ["ce", *(name for method in self._methods() for name in method.term_names())]
+        unknown = [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]
+        if unknown:
+            raise LetkdError(f"there is a weight for {', '.join(unknown)}, and the terms are {', '.join(names)}")
+        if twice := [name for name, n in Counter(names).items() if n > 1]:
+            raise LetkdError(f"two methods give the term {twice[0]!r}, and only one of them would count; drop one")
+        self.weights = {name: float(weights.get(name, 1.0)) for name in names}
+        if not any(self.weights.values()):
+            raise LetkdError(f"all terms ({', '.join(names)}) weigh 0; there is nothing to learn from")
+        self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
+
+    def _build(
+        self,
+        methods: list[Method],
+        teacher: nn.Module,
+        student_taps: Mapping[str, Tap | str] | None,
+        teacher_taps: Mapping[str, Tap | str] | None,
+        example: Tensor | None,
+        weights: Mapping[str, float],
+    ) -> None:
+        if example is None:
+            example = example_for(self.student, teacher)
+        here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
+        shown = example if self.teacher_input is None else self.teacher_input(example)
+        order = None if self.teacher_input is None else self.teacher_input.order
+        there = Side(teacher, teacher_taps, shown.to(_device(teacher)), who="teacher", order=order)
+        need_equal_classes(here, there, methods, "" if self.teacher_input is None else self.teacher_input.foreign)
+        try:
+            for method in methods:
+                method.build(here, there)
+            sites = Counter(site for method in methods for site in method.fittings())
+            if twice := [site for site, n in sites.items() if n > 1]:
+                raise LetkdError(
+                    f"two methods have a site at {twice[0]!r}; name the place by another role for one of them, or drop it"
+                )
+            # Graft first, tap second: taps may lie inside what was grafted.
+            reads = [method.reads for method in methods]
+            self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
+            self._teacher_reads = Taps(teacher, {role: tap for read in reads for role, tap in read.teacher.items()})
+            self.set_weights(weights)
+            # Whatever cannot run together shows here, not in the first step of somebody's training.
+            run_once(self._student_reads, example.to(_device(self.student)))
+            run_once(self._teacher_reads, shown.to(_device(teacher)))
+        except BaseException:
+            for layer in reversed(here.grafts):
+                layer.remove()
+            raise
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        return self._frozen[0] if self._frozen else None
+
+    @property
+    def student_reads(self) -> dict[str, Tap]:
+        """Where the methods read the student, by role."""
+        return self._student_reads.taps
+
+    def forward(self, batch: Any) -> Step:
+        batch = Batch.of(batch, channels=self._channels)
+        with self._reach.watch(self.student, self._trained_layers()) as grafted:
+            output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
+        logits = student["logits"] = as_logits(output, self.student)
+        if self.checks:
+            check_labels(batch.y, logits.shape[1])
+        if batch.y2 is not None:
+            self.check_mix()
+            if self.checks:
+                check_labels(batch.y2, logits.shape[1])
+        view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
+        if any(method.two_views for method in self._active):
+            view.second = self._second(batch)
+        terms = {"ce": batch.over_labels(lambda y: _scalar(self.criterion(logits, y)))}  # (3.2): L_CE
+        for method in self._active:
+            terms |= method.terms(view)
+        # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
+        loss = torch.stack([self.weights[name] * term for name, term in terms.items() if self.weights[name]]).sum()  # (3.2)
+        # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
+        finite = all_finite([loss.detach(), *view.teacher.values()])
+        if self.checks and not finite:
+            raise NonFiniteError(where_non_finite(view, terms))
+        self._reach.prove(self.student, loss, grafted)
+        return Step(loss, terms, logits, finite)
+
+    def _trained_layers(self) -> list[str]:
+        """Paths of the grafted layers that this step is to train."""
+        if (
+            not (self.checks and self.training and torch.is_grad_enabled() and self.weights["ce"])
+            or torch.compiler.is_compiling()
+        ):
+            return []
+        return [path for method in self._active for path, term in method.grafted().items() if self.weights[term]]
+
+    def _methods(self) -> list[Method]:
+        return [method for method in self.methods if isinstance(method, Method)]
+
+    def _taught(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Labels]]:
+        """The teacher's features by role and, where a cache has them, its labels by site."""
+        if not self._active:
+            return {}, {}
+        return (self._teach(batch.x), {}) if self.cache is None else self.cache.read(batch)
+
+    def _second(self, batch: Batch) -> View:
+        """Both networks on the second view of the images, by themselves: BN does not mix the views."""
+        if batch.second is None:
+            names = ", ".join(repr(method.name) for method in self._active if method.two_views)
+            raise DataError(
+                f"{names} compares two views of every image, and the batch has one: set data.second_view, or yield "
+                "letkd.Batch(x, y, second=…)"
+            )
+        output, student = self._student_reads(batch.second)
+        student["logits"] = as_logits(output, self.student)
+        return View(replace(batch, x=batch.second, second=None), student, self._teach(batch.second))
+
+    @torch.no_grad()
+    def _teach(self, x: Tensor) -> dict[str, Tensor]:
+        if self._teacher_reads is None:
+            return {}
+        teacher = self._frozen[0].eval()
+        with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
+            seen = self.teacher_input
+            output, features = self._teacher_reads(x if seen is None else seen(x))
+            logits = as_logits(output, teacher)
+            return {**features, "logits": logits if seen is None else seen.reorder(logits)}
+
+    def check_mix(self) -> None:
+        """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
+        for method in self._methods():
+            if method.unmixable:
+                raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
+
+    def lessons(self) -> Lessons:
+        """What a cache must keep of the teacher for the methods that take part in the step."""
+        if names := [repr(method.name) for method in self._methods() if method.two_views]:
+            raise LetkdError(
+                f"a cache of the teacher keeps one view of every image per epoch, and {', '.join(names)} needs two; train without it "
+                "(leave out --cache, train.cache_views)"
+            )
+        if maps := [method.name for method in self._methods() if method.lessons() is None]:
+            raise LetkdError(
+                f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(map(repr, maps))} needs whole maps; "
+                "train without it (leave out --cache, train.cache_views)"
+            )
+        parts = [lessons for method in self._active if (lessons := method.lessons()) is not None]
+        vectors = dict.fromkeys(role for part in parts for role in part.vectors)
+        return Lessons(tuple(vectors), {site: fitting for part in parts for site, fitting in part.labels.items()})
+
+    def place(self, role: str) -> str:
+        """Where in the teacher a role's features are read."""
+        if self._teacher_reads is None:
+            raise TapError("there is no teacher to read from")
+        tap = self._teacher_reads.taps.get(role)
+        return "output" if tap is None else f"{tap.path} {tap.io}"
+
+    def fittings(self) -> dict[str, Fitting]:
+        """The offline parts of all methods, by site."""
+        return {site: fitting for method in self._methods() for site, fitting in method.fittings().items()}
+
+    def fit(
+        self,
+        loader: Iterable,
+        *,
+        folder: str | Path | None = None,
+        data: str = "",
+        force: bool = False,
+        terms: Collection[str] | None = None,
+    ) -> Self:
+        """Run the offline parts (Alg. 1 and 2): one pass of the teacher over `loader`, without augmentation for the paper's way.
+
+        Of several processes each passes over its own part of the images; what they gathered is brought together, and all end
+        with the same labels as one process that saw everything.
+
+        Args:
+            loader: yields batches as for `forward`.
+            folder: where fitted supervisions are kept. One whose fingerprint (teacher weights, tap, data, settings) matches is
+                loaded instead of fitted; one that does not is fitted anew, and a line says what changed.
+            data: names the data for that fingerprint; needed with `folder`.
+            force: fit even so.
+            terms: fit only what these loss terms need; all where not given.
+        """
+        unfitted = {
+            site: part
+            for site, part in self.fittings().items()
+            if part.supervision.fitted_buffers and (terms is None or part.term in terms)
+        }
+        if folder is not None and not data:
+            raise LetkdError("fit(folder=…) must know which data the fitted files belong to: pass data='a name or hash of it'")
+        origins = {site: self._origin(part, data) for site, part in unfitted.items()} if folder is not None else {}
+        if folder is not None and not force:
+            for site, part in list(unfitted.items()):
+                if all(objects_of_all(load_fitted(part.supervision, Path(folder), site, origins[site]))):
+                    del unfitted[site]
+        if unfitted:
+            self._fit(unfitted, loader)
+            for site in unfitted if folder is not None and rank() == 0 else ():
+                save_fitted(unfitted[site].supervision, Path(folder or ""), site, origins[site])
+        return self
+
+    @torch.no_grad()
+    def _fit(self, unfitted: dict[str, Fitting], loader: Iterable) -> None:
+        for part in unfitted.values():
+            part.supervision.reset()
+        device = _device(self._frozen[0])
+        for item in track(loader, f"fitting {', '.join(unfitted)}"):
+            batch = Batch.of(item, channels=self._channels).to(device)
+            if not len(batch.y):
+                continue  # this process's share of a batch with fewer images than processes
+            if batch.y2 is not None:
+                raise DataError(
+                    "fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix"
+                )
+            if self.checks:
+                check_labels(batch.y, None)
+            features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
+            for part in unfitted.values():
+                part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
+        for site, part in unfitted.items():
+            with bar(f"{part.supervision} at {site}: from pixels to labels", None):
+                finish_of_all(part.supervision)
+            part.supervision.to(device)
+            facts = (
+                f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
+                for name, value in part.supervision.report_.items()
+            )
+            say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
+
+    def _origin(self, part: Fitting, data: str) -> Origin:
+        where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
+        if self.teacher_input is not None and (seen := self.teacher_input.differences()):
+            where += f" of images with {seen}"
+        return Origin.of(self._frozen[0], where, data, part.supervision)
+
+    def export(self) -> nn.Module:
+        """The student alone, in eval mode: with the layers that a method put into it, without teacher, taps or gradients."""
+        student = copy.deepcopy(self.student)
+        for method in self._methods():
+            student = method.export(student)
+        for parameter in student.parameters():
+            parameter.grad = None
+        return student.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module, but a batch norm whose own parameters are all frozen stays in eval mode: its statistics are frozen, too."""
+        super().train(mode)
+        for module in self.student.modules():
+            own = list(module.parameters(recurse=False))
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and own and not any(p.requires_grad for p in own):
+                module.eval()
+        return self
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        for teacher in self._frozen:
+            teacher._apply(fn)
+        return self
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
+    return loss

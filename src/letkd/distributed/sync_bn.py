@@ -1,0 +1,81 @@
+"""Batch normalisation over the batches of all processes together: what one process would do with the global batch."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from letkd.distributed.processes import several
+
+
+class _Sum(torch.autograd.Function):
+    """Σ over processes. What one process adds reaches all their losses, so its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad = grads[0].clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+class _Synced(nn.modules.batchnorm._BatchNorm):
+    """Mixed into a BN: in training its mean and variance are those of all processes' pixels. torch's own is for GPUs alone."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.training and several()):
+            return super().forward(input)
+        dims = [0, *range(2, input.ndim)]
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        own = x.new_tensor([x.numel() / x.shape[1]])
+        sums = _Sum.apply(torch.cat([x.sum(dim=dims), own]))
+        n, mean = sums[-1], sums[:-1] / sums[-1]
+        wide = (1, -1, *(1,) * (x.ndim - 2))
+        centred = x - mean.reshape(wide)
+        var = _Sum.apply(centred.square().sum(dim=dims)) / n
+        self._track(mean.detach(), var.detach() * (n / (n - 1).clamp_min(1)))
+        y = centred * (var + self.eps).rsqrt().reshape(wide)
+        if self.affine:
+            y = y * self.weight.reshape(wide) + self.bias.reshape(wide)
+        return y.to(input.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(var.to(self.running_var.dtype), momentum)
+
+
+class SyncedBatchNorm1d(_Synced, nn.BatchNorm1d):
+    pass
+
+
+class SyncedBatchNorm2d(_Synced, nn.BatchNorm2d):
+    pass
+
+
+SYNCED = {nn.BatchNorm1d: SyncedBatchNorm1d, nn.BatchNorm2d: SyncedBatchNorm2d}
+
+
+def sync_batch_norms(module: nn.Module) -> None:
+    """Make every BN of a module a synced one, in place: names, weights and statistics stay."""
+    for child in module.modules():
+        if type(child) in SYNCED:
+            child.__class__ = SYNCED[type(child)]
+
+
+def unsync_batch_norms(module: nn.Module) -> None:
+    """Take `sync_batch_norms` back."""
+    plain = {synced: bn for bn, synced in SYNCED.items()}
+    for child in module.modules():
+        if type(child) in plain:
+            child.__class__ = plain[type(child)]

@@ -1,0 +1,222 @@
+"""The KD layer and its loss over chunks of pixels, so that no tensor of K channels is kept: a fraction of the memory.
+
+`layer.KDLayer` and `functional.pixel_kl` are the readable definition and the oracle of what is here. For the same labels the numbers
+are equal within rounding. K-means labels below 1e-7 of a pixel's largest are dropped before they come here, which changes the KL by
+less than 1e-4 as measured (docs/deviations.md, D48). Three facts make the rest exact, with pixels as rows x_i of unit length, templates
+w_k as rows of W and scores a = x Wᵀ:
+
+1. Batch statistics of a linear map follow from those of its input. With m = mean(x) and S = cov(x)
+
+       mean(a_k) = w_kᵀ m        var(a_k) = w_kᵀ S w_k        BN(a_k) = A_k a_k + B_k
+
+   so BN needs no pass over a. What is left of it are tensors of K·d and d·d, which autograd handles as it stands.
+2. KL(p_T ‖ softmax(a)) = Σ_k p_T log p_T − x_iᵀ Σ_k p_T w_k + log Z_i, where log Z_i = log Σ_k exp a_{k|i} is a function of x
+   alone: the layer gives it on the way, and labels meet the templates only in the mixture Σ_k p_T w_k.
+3. ν of a p of unit length is ν of p, divided by ‖p‖ afterwards.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.nn.functional import all_reduce
+
+from letkd.distributed.processes import several
+from letkd.distributed.sync_bn import SyncedBatchNorm2d
+from letkd.errors import DataError
+from letkd.functional import pixels
+from letkd.layer.lanes import Sum, mm
+from letkd.supervision.labels import Labels
+
+
+def kd_layer(
+    x: Float[Tensor, "b d h w"],
+    omega: Float[Tensor, "K d 1 1"],
+    bn: nn.BatchNorm2d | nn.SyncBatchNorm,
+    nu: Float[Tensor, "d K 1 1"],
+    *,
+    alpha: float,
+    normalize: bool,
+) -> tuple[Float[Tensor, "b d h w"], Float[Tensor, "n"]]:
+    """x̂ of the KD layer, and log Z of its scores for the loss.
+
+    Args:
+        omega, nu: kernels of unit length times their scale.
+        bn: gives and takes statistics as it would by itself: of this process, or of all where it is a synced one.
+        alpha: α of the residual sum; where it is 0 only log Z is computed.
+        normalize: whether p is scaled to unit length before ν.
+    """
+    dtype = product_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        rows, W = unit_rows(x), _full(omega).flatten(1)
+        if alpha == 0:
+            return x, _log_Z(rows, W, dtype)
+        A, B = bn_affine(bn, rows, W)
+        v, log_Z = _Match.apply(rows, W, A, B, _full(nu).flatten(1), normalize, dtype)
+        b, d, h, w = x.shape
+        return x + alpha * v.view(b, h, w, d).permute(0, 3, 1, 2).to(x.dtype), log_Z
+
+
+def log_partition(x: Float[Tensor, "b d h w"], omega: Float[Tensor, "K d 1 1"]) -> Float[Tensor, "n"]:
+    """log Z_i = log Σ_k exp a_{k|i} of every pixel."""
+    dtype = product_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return _log_Z(unit_rows(x), _full(omega).flatten(1), dtype)
+
+
+def label_kl(
+    labels: Labels, x: Float[Tensor, "b d h w"], omega: Float[Tensor, "K d 1 1"], log_Z: Float[Tensor, "n"]
+) -> Float[Tensor, ""]:
+    """KL(p_T ‖ softmax(a)), averaged over all pixels of the batch, as `functional.pixel_kl` gives it.
+
+    1/n Σ_i (Σ_k p_T(i)_k log p_T(i)_k − x_iᵀ Σ_k p_T(i)_k w_k + log Z_i)
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        matched = (unit_rows(x) * labels.mix(_full(omega).flatten(1))).sum(dim=1)
+        return (labels.negative_entropy().to(matched.dtype) - matched + log_Z).mean()
+
+
+def _log_Z(x: Tensor, W: Tensor, dtype: torch.dtype) -> Tensor:
+    none = W.new_empty(0)
+    return _Match.apply(x, W, none, none, W.new_empty(0, len(W)), False, dtype)[1]
+
+
+def unit_rows(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
+    """Every pixel as a row of unit length, in single precision at least."""
+    return F.normalize(pixels(_full(x)), dim=1, eps=1e-12)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The precision of the K-wide products: autocast's where it is on and the device has it; all else is in single or double."""
+    kind = x.device.type
+    native = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    cast = native and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if cast else torch.promote_types(x.dtype, torch.float32)
+
+
+def bn_affine(
+    bn: nn.BatchNorm2d | nn.SyncBatchNorm, x: Float[Tensor, "n d"], W: Float[Tensor, "K d"]
+) -> tuple[Float[Tensor, "K"], Float[Tensor, "K"]]:
+    """A and B of BN(a) = A a + B for a = x Wᵀ; in training the running statistics of `bn` take in this batch."""
+    if not bn.training and bn.running_mean is not None and bn.running_var is not None:
+        mean, var = bn.running_mean, bn.running_var
+    else:
+        m, S, n = _moments(x, of_all=isinstance(bn, SyncedBatchNorm2d | nn.SyncBatchNorm))
+        mean, var = W @ m, ((W @ S) * W).sum(dim=1).clamp_min(0)
+        _track(bn, mean.detach(), var.detach() * (n / (n - 1)))
+    A = bn.weight * torch.rsqrt(var + bn.eps)
+    return A, bn.bias - mean * A
+
+
+def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
+    """Mean [d], covariance [d d] (divided by n) and number n of the rows, of this process or of all."""
+    of_all, n, total = of_all and several(), float(len(x)), x.sum(dim=0)
+    if of_all:
+        told = all_reduce(torch.cat([total, total.new_tensor([n])]))
+        total, n = told[:-1], float(told[-1])
+    if n < 2:
+        raise DataError("batch normalisation learns from two pixels or more and got one; use a larger batch, or eval()")
+    m = total / n
+    second = (x - m).T @ (x - m)
+    return m, (all_reduce(second) if of_all else second) / n, n
+
+
+def _track(bn: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor) -> None:
+    if bn.running_mean is None or bn.running_var is None or bn.num_batches_tracked is None:
+        return
+    bn.num_batches_tracked.add_(1)
+    share = 1 / float(bn.num_batches_tracked) if bn.momentum is None else bn.momentum
+    bn.running_mean.lerp_(mean.to(bn.running_mean.dtype), share)
+    bn.running_var.lerp_(var.to(bn.running_var.dtype), share)
+
+
+def _full(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _chunk(x: Tensor, K: int) -> int:
+    """Rows at a time: on a CPU a chunk of scores stays in the cache, elsewhere it is large enough to fill the device."""
+    return max(1, (3 * 2**19 if x.device.type == "cpu" else 2**25) // K)
+
+
+LOG2_E = math.log2(math.e)
+
+
+class _Match(torch.autograd.Function):
+    """v = ν(relu(A a + B)) and log Z of a = x Wᵀ; backward computes a anew, chunk by chunk.
+
+    With u = relu(A a + B), r = ‖u‖, v = V u / r, and g, g_Z the gradients of v and log Z:
+
+        du = (Vᵀ g − u (vᵀ g) / r) / r, where u > 0        da = A du + softmax(a) g_Z
+        dx = da W        dW = daᵀ x        dA = Σ du a        dB = Σ du        dV = Σ g uᵀ / r
+
+    Without normalisation r = 1 and the term with vᵀ g is not there. Where V has no rows there is log Z alone. Scores are held in
+    base 2, as a2 = a log₂ e, for 2^a2 takes less than exp a; A2 belongs to them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, W: Tensor, A: Tensor, B: Tensor, V: Tensor, normalize: bool, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        n, K, chunk = len(x), len(W), min(len(x), _chunk(x, len(W)))
+        x_, W2, V_ = x.to(dtype), (W * LOG2_E).to(dtype), V.to(dtype)
+        v, r, log_Z = x.new_empty(n, len(V)), x.new_ones(n), x.new_empty(n)
+        A2 = A / LOG2_E
+        scores, values = x.new_empty(chunk, K), x.new_empty(chunk, K)  # allocated once: no page faults in the loop
+        for s in _slices(n, chunk):
+            m = s.stop - s.start
+            a2 = mm(x_[s], W2.T, scores[:m])
+            top = a2.amax(dim=1)
+            u = torch.sub(a2, top[:, None], out=values[:m]).exp2_()
+            log_Z[s] = u.sum(dim=1).log2_().add_(top).div_(LOG2_E)
+            if len(V):
+                torch.addcmul(B, a2, A2, out=u).relu_()
+                if normalize:
+                    r[s] = u.norm(dim=1).clamp_min(1e-12)
+                mm(u.to(dtype), V_.T, v[s])
+        v /= r[:, None]
+        ctx.save_for_backward(x, W, A, B, V, v, r, log_Z)
+        ctx.normalize, ctx.dtype = normalize, dtype
+        ctx.set_materialize_grads(False)
+        return v, log_Z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gv, gZ = grad_outputs
+        x, W, A, B, V, v, r, log_Z = ctx.saved_tensors
+        dtype, n, K, chunk = ctx.dtype, len(x), len(W), min(len(x), _chunk(x, len(W)))
+        x_, W_, W2, V_ = x.to(dtype), W.to(dtype), (W * LOG2_E).to(dtype), V.to(dtype)
+        log2_Z, A2 = LOG2_E * log_Z, A / LOG2_E
+        g = torch.zeros_like(v) if gv is None else gv / r[:, None]
+        along, g_ = (-(g * v).sum(dim=1) / r)[:, None], g.to(dtype)
+        dx, dWt, dA, dB, dV = torch.empty_like(x), *(Sum(t) for t in (W.T, A, B, V))
+        scores, values, slopes = (x.new_empty(chunk, K) for _ in range(3))
+        for s in _slices(n, chunk):
+            m = s.stop - s.start
+            a2, da = mm(x_[s], W2.T, scores[:m]), slopes[:m]
+            if len(V) and gv is not None:
+                u = torch.addcmul(B, a2, A2, out=values[:m]).relu_()
+                dV.add_product(g_[s], u.to(dtype))
+                mm(g_[s], V_, da)
+                if ctx.normalize:
+                    da.addcmul_(u, along[s])
+                torch.ops.aten.threshold_backward.grad_input(da, u, 0, grad_input=da)
+                dB.add_rows(da)
+                dA.add_rows(torch.mul(da, a2, out=u))
+                da.mul_(A)
+            else:
+                da.zero_()
+            if gZ is not None:
+                da.addcmul_(a2.sub_(log2_Z[s, None]).exp2_(), gZ[s, None])
+            mm(da.to(dtype), W_, dx[s])
+            dWt.add_product(x_[s], da.to(dtype))
+        return dx, dWt.total().T, dA.total() / LOG2_E, dB.total(), dV.total(), None, None
+
+
+def _slices(n: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]

@@ -1,0 +1,136 @@
+"""What every method is, from the methods themselves and their recipes: for `letkd methods` and docs/methods.md."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from letkd.distiller import Distiller
+from letkd.errors import UnsupportedPair
+from letkd.methods import METHODS
+from letkd.models import create_model
+from letkd.recipes import Recipe, list_methods, resolve
+from letkd.supervision import ConvSupervision
+from letkd.supervision.kmeans import soft_assign
+from letkd.supervision.subclass import transition_scores
+
+PAIR = ("resnet56", "resnet20")
+LABELS = (soft_assign, transition_scores, ConvSupervision)
+HEAD = """# Methods
+
+Made from the methods and their recipes by `python -m letkd.report.method_cards > docs/methods.md`; do not edit by hand. First the losses
+as formulae, then every row of the tables, those of newer methods too, with what it reads and its defaults. "Adds at inference" is
+what the shipped student has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
+
+## Formulae
+
+S is the student, T the teacher; b counts images, C classes, d channels, n pixels. CE is the cross-entropy with the true labels.
+Unless its formula says otherwise, a term is a mean over the batch; each is multiplied by the weight under "Defaults". Losses are
+computed in float32 or better.
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row of the paper's tables in words."""
+
+    name: str
+    title: str
+    papers: str
+    loss: str
+    formulae: list[str]
+    reads: str
+    adds: str
+    defaults: str
+
+
+def cards() -> Iterator[Card]:
+    """A card for every method that has a recipe."""
+    for name in list_methods():
+        if name != "teacher":
+            yield card(name)
+
+
+def card(name: str) -> Card:
+    """What is known of one method."""
+    recipe = resolve("cifar100/rn56-rn20", method=name)
+    classes = [METHODS[key] for key in recipe.methods]
+    reads, adds = _on_the_pair(recipe)
+    return Card(
+        name,
+        recipe.title,
+        "; ".join(cls.paper for cls in classes) or "–",
+        " + ".join(
+            ["CE" if recipe.weights.get("ce", 1.0) or recipe.phases else "", *(cls.loss for cls in classes)]
+        ).removeprefix(" + "),
+        [cls.__name__ for cls in classes],
+        reads,
+        adds,
+        _defaults(recipe),
+    )
+
+
+def _on_the_pair(recipe: Recipe) -> tuple[str, str]:
+    methods = [METHODS[key].from_recipe(table) for key, table in recipe.methods.items()]
+    if not methods:
+        return "–", "0"
+    teacher, student = (create_model(model, num_classes=100) for model in PAIR)
+    bare = sum(parameter.numel() for parameter in student.parameters())
+    try:
+        distiller = Distiller(student, teacher, methods)
+    except UnsupportedPair as error:
+        return f"– ({error})", "–"
+    shipped = sum(parameter.numel() for parameter in distiller.export().parameters())
+    roles = {role for method in methods for role in method.reads.teacher or ("logits",)}
+    return ", ".join(sorted(roles)), f"{shipped - bare:,}"
+
+
+def _defaults(recipe: Recipe) -> str:
+    values = [f"{'.'.join(path)}={_short(value)}" for path, value in _leaves(recipe.methods)]
+    values += [f"weight of {name} {weight:g}" for name, weight in recipe.weights.items()]
+    values += [
+        f"first {phase.epochs} epochs with {', '.join(f'{k} {v:g}' for k, v in phase.weights.items())}"
+        for phase in recipe.phases
+    ]
+    return ", ".join(values) or "–"
+
+
+def _leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def formula(function: Callable[..., Any]) -> str:
+    """What the docstring of a loss says up to its formula, which is set apart by an indent or is the first sentence itself."""
+    first, *paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    text = f"`{function.__name__}`: {' '.join(first.split())}\n"
+    for paragraph in paragraphs:
+        if paragraph.startswith("    "):
+            lines = [line[4:].rstrip() for line in paragraph.splitlines()]
+            text += "\n```text\n" + "\n".join(lines) + "\n```\n"
+    return text
+
+
+def as_markdown() -> str:
+    """The page docs/methods.md."""
+    text = HEAD.format(teacher=PAIR[0], student=PAIR[1])
+    text += "\n### Labels p_T of QUEST and LetKD\n\n" + "\n".join(formula(function) for function in LABELS)
+    for cls in METHODS.values():
+        text += f"\n### Loss of {cls.__name__}\n\n" + "\n".join(formula(function) for function in cls.formulae)
+    for item in cards():
+        text += f"\n## {item.title}\n\n`--method {item.name}`\n\n"
+        links = ", ".join(f"[{name}](#loss-of-{name.lower()})" for name in item.formulae) or "CE alone"
+        text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Formula: {links}\n- Reads of the teacher: {item.reads}\n"
+        text += f"- Adds at inference: {item.adds}\n- Defaults: {item.defaults}\n"
+    return text
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -1,0 +1,86 @@
+"""What runs where in a network, and which places are proposed: for `letkd taps`."""
+
+from dataclasses import dataclass
+
+import torch
+from rich.text import Text
+from torch import nn
+
+from letkd.taps import Ran, Tap, as_taps, trace
+from letkd.taps.find import proposals
+
+SITES = ("penultimate", "intermediate")
+UNKNOWN = (3, 224, 224)
+
+
+@dataclass(frozen=True)
+class Places:
+    """A network's modules in one forward, the proposals, and why there are none where there are none.
+
+    Args:
+        image: shape of the input.
+        own: whether the proposals are the network's own table.
+    """
+
+    image: tuple[int, ...]
+    ran: list[Ran]
+    proposed: dict[str, Tap]
+    own: bool
+    trouble: str = ""
+
+
+def look(model: nn.Module, image: tuple[int, ...] | None = None) -> Places:
+    """Run a network once on zeros and note what every module gives.
+
+    Args:
+        image: shape of the input; the network's `input_size` where not given, or ImageNet's.
+    """
+    if image is None:
+        image = tuple(getattr(model, "input_size", UNKNOWN))
+    example = torch.zeros(1, *image)
+    ran = trace(model, example)
+    own = {role: tap for role, tap in as_taps(model).items() if role in SITES}
+    if own:
+        return Places(image, ran, own, own=True)
+    found, trouble = proposals(ran, example)
+    return Places(image, ran, found, own=False, trouble=trouble)
+
+
+def as_rich(found: Places, title: str) -> Text:
+    """A line for each module; never cut, so that paths can be copied."""
+    roles: dict[str, list[str]] = {}
+    for role, tap in found.proposed.items():
+        roles.setdefault(tap.path, []).append(role if tap.io == "output" else f"{role} (its input)")
+    lines = [("module", "type", "gives", "")]
+    for item in found.ran:
+        if item.path:
+            note = [f"← {', '.join(roles[item.path])}{'' if found.own else ', proposed'}"] if item.path in roles else []
+            lines.append((item.path, type(item.module).__name__, gives(item), "; ".join([*note, *remarks(item)])))
+    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+    text = Text(f"{title}, one image {'×'.join(map(str, found.image))}\n")
+    for line in lines:
+        row = "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
+        text.append(f"\n{row}", style="bold green" if "←" in line[3] else "")
+    return text
+
+
+def gives(item: Ran) -> str:
+    """What the calls of a module gave."""
+    if not item.shapes:
+        return "–"
+    shown = [shape if isinstance(shape, str) else f"[{' '.join(['b', *map(str, shape[1:])])}]" for shape in item.shapes]
+    return ", ".join(dict.fromkeys(shown))
+
+
+def remarks(item: Ran) -> list[str]:
+    """What stands in the way of a tap at a module."""
+    found = []
+    if not item.shapes:
+        found.append("does not run")
+    elif not item.live:
+        found.append("does not depend on the image, or does not reach the logits")
+    if len(item.shapes) > 1:
+        found.append(f"runs {len(item.shapes)} times: no place for a tap")
+    if item.names:
+        found.append(f"the same module as {', '.join(item.names)}")
+    return found

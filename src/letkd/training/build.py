@@ -1,0 +1,224 @@
+"""From a recipe to what a run works with: data, loaders, networks, the distiller and its offline parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from letkd.data import (
+    AnySplit,
+    Augment,
+    Chain,
+    CropFlip,
+    Dataset,
+    Erase,
+    Loader,
+    Mix,
+    RandAugment,
+    ResizedCropFlip,
+    RotateFlip,
+    Strong,
+    TrivialAugment,
+    load_data,
+)
+from letkd.data.loader import eval_batch
+from letkd.distiller import Distiller
+from letkd.distiller.student import is_student_file, load_student
+from letkd.distributed.processes import rank, world
+from letkd.errors import LetkdError, RecipeError, nearest
+from letkd.methods import METHODS
+from letkd.methods.base import collected
+from letkd.models import create_model
+from letkd.progress import say
+from letkd.recipes.schema import Data, Network, Recipe
+from letkd.taps import Tap, as_taps
+from letkd.taps.find import proposed_taps
+from letkd.taps.fold_bn import fold_teacher
+from letkd.training.optim import freeze
+from letkd.training.teachers import build_teacher
+
+AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
+    "none": lambda table, flip: Augment(),
+    "crop": lambda table, flip: CropFlip(pad=table.crop, mode=table.padding, flip=flip),
+    "rotate": lambda table, flip: RotateFlip(degrees=table.rotation, flip=flip),
+    "resized-crop": lambda table, flip: ResizedCropFlip(flip=flip),
+    "randaugment": lambda table, flip: RandAugment(operations=table.operations, magnitude=table.magnitude),
+    "trivial": lambda table, flip: TrivialAugment(),
+}
+SECOND_VIEWS: dict[str, Callable[[Augment], Augment]] = {"same": lambda augment: augment, "strong": Strong}
+
+
+def read_data(recipe: Recipe) -> Dataset:
+    """The recipe's data set, with the recipe's normalisation where it has one of its own."""
+    table = recipe.data
+    data = load_data(
+        table.name,
+        root=table.root,
+        val=table.val,
+        fraction=table.fraction,
+        size=table.size,
+        resize=table.resize,
+        workers=table.workers,
+        corrupt=table.corrupt,
+    )
+    flip = data.flip if table.flip is None else table.flip
+    return replace(data, mean=table.mean or data.mean, std=table.std or data.std, flip=flip)
+
+
+def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1) -> Loader:
+    """Shuffled and augmented, the last incomplete batch dropped, as the authors do; of several processes, one's part."""
+    size = min(recipe.data.batch_size, len(data.train))
+    if size % world:
+        raise RecipeError(
+            f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}"
+        )
+    augment = build_augment(recipe.data, data.flip)
+    augment.check(*data.image_size)
+    return Loader(
+        data.train,
+        size,
+        mean=data.mean,
+        std=data.std,
+        augment=augment,
+        shuffle=True,
+        drop_last=True,
+        seed=recipe.train.seed,
+        rank=rank,
+        world=world,
+        views=recipe.train.cache_views or 0,
+        second=SECOND_VIEWS[recipe.data.second_view](augment) if recipe.data.second_view else None,
+        mix=None if recipe.data.mix == "none" else Mix(recipe.data.mix, recipe.data.mix_alpha),
+    )
+
+
+def build_augment(table: Data, flip: bool) -> Augment:
+    """The augmentations that a recipe names, in order, and erasing after them."""
+    parts = [AUGMENTS[name](table, flip) for name in table.augment.split("+")]
+    parts += [Erase(table.erase)] if table.erase else []
+    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+
+
+def eval_loader(recipe: Recipe, data: Dataset, split: AnySplit, *, rank: int = 0, world: int = 1) -> Loader:
+    """In order, not augmented, each image once: for evaluation and for the offline fits; of several processes, one's part."""
+    size = max(eval_batch(split.image_size, recipe.data.batch_size), world)
+    return Loader(split, size, mean=data.mean, std=data.std, rank=rank, world=world)
+
+
+def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
+    """Student, teacher and methods as the recipe names them."""
+    methods, wrong = [], []
+    for name, table in recipe.methods.items():
+        with collected(wrong):
+            if name not in METHODS:
+                raise RecipeError(f"there is no method {name!r} (nearest: {nearest(name, METHODS)})")
+            methods.append(METHODS[name].from_recipe(table))
+    if wrong:
+        raise RecipeError("; ".join(wrong))
+    student = build_student(recipe.student, data)
+    freeze(student, recipe.student.freeze)
+    example = torch.zeros(1, 3, *data.image_size)
+    smoothing = recipe.train.label_smoothing
+    criterion = nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else None
+    if not methods:
+        return _laid_out(Distiller(student, weights=recipe.weights, example=example, criterion=criterion), recipe)
+    if recipe.teacher is None or recipe.teacher.weights is None:
+        raise RecipeError(
+            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights FILE, or --teacher-weights own "
+            "if your callable loads them itself (train one with "
+            f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
+        )
+    teacher, seen = build_teacher(recipe.teacher, data)
+    here, there = (
+        _Places.of("student", recipe.student, student, example),
+        _Places.of("teacher", recipe.teacher, teacher, seen(example)),
+    )
+    if layout(recipe)["fold_teacher"]:
+        teacher = fold_teacher(teacher, as_taps(teacher, there.taps), seen(example))
+    try:
+        distiller = Distiller(
+            student,
+            teacher,
+            methods,
+            weights=recipe.weights,
+            student_taps=here.taps,
+            teacher_taps=there.taps,
+            teacher_input=seen,
+            example=example,
+            criterion=criterion,
+            images=len(data.train),
+            fused=recipe.train.fused,
+        )
+    except LetkdError:
+        here.tell()
+        there.tell()
+        raise
+    if any(method.reads.student for method in methods):
+        here.tell()
+    if any(method.reads.teacher for method in methods):
+        there.tell()
+    if recipe.data.mix != "none":
+        distiller.check_mix()  # told before any work, as the next one
+    if recipe.train.cache_views:
+        distiller.lessons()  # a method that no cache serves is told before any work
+    return _laid_out(distiller, recipe)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """A network's taps: those that the recipe names or, where it names none and the network has no table, those proposed."""
+
+    taps: Mapping[str, Tap | str]
+    line: str = ""
+
+    @classmethod
+    def of(cls, who: str, table: Network, model: nn.Module, example: Tensor) -> "_Places":
+        if table.taps or as_taps(model):
+            return cls(table.taps)
+        taps, trouble = proposed_taps(model, example)
+        shown = ", ".join(f"{role}={tap}" for role, tap in taps.items()) or "none"
+        return cls(
+            taps,
+            f"{who} {table.model}: no taps named, so those that `letkd taps` proposes: {shown}{trouble and f' ({trouble})'}",
+        )
+
+    def tell(self) -> None:
+        if self.line:
+            say(self.line)
+
+
+def layout(recipe: Recipe) -> dict[str, bool]:
+    """`train.channels_last` and `train.fold_teacher`, with `auto` decided for the device at hand.
+
+    On a CPU both are faster (docs/speed.md). On a GPU, channels last is what tensor cores take, so it is on in mixed precision only; a
+    folded teacher has fewer operations everywhere.
+    """
+    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    auto = {"channels_last": on_cpu or recipe.train.precision.endswith("mixed"), "fold_teacher": True}
+    asked = {name: getattr(recipe.train, name) for name in auto}
+    return {name: auto[name] if value == "auto" else value for name, value in asked.items()}
+
+
+def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
+    if layout(recipe)["channels_last"]:
+        distiller.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's own stub lacks this form
+    return distiller
+
+
+def build_student(table: Network, data: Dataset) -> nn.Module:
+    """The student, from its weights if it has any; those of other classes give all but the classifier."""
+    if table.weights is not None and is_student_file(table.weights):
+        return load_student(table.weights, model=table.model, num_classes=data.num_classes).train()
+    return create_model(table.model, num_classes=data.num_classes, weights=table.weights, new_head=True)
+
+
+def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:
+    """Run, or find on disk, the offline parts: one pass over the training images, in order, not augmented."""
+    if not distiller.fittings():
+        return
+    name = f"{data.name} {data.train.fingerprint()} mean {data.mean} std {data.std}"
+    weights = [recipe.weights, *(phase.weights for phase in recipe.phases)]
+    terms = {part.term for part in distiller.fittings().values() if any(table.get(part.term, 1.0) for table in weights)}
+    loader = eval_loader(recipe, data, data.train, rank=rank(), world=world())
+    distiller.fit(loader, folder=folder, data=name, force=force, terms=terms)

@@ -1,0 +1,104 @@
+"""Tasks: pieces of work that a launcher hands to other processes, and what becomes of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from letkd.errors import LetkdError, Stopped, UnsupportedPair
+from letkd.recipes.schema import Recipe
+
+RETRIES = 2  # how often a task is taken up again after its process was killed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task. `sentence` says why it is not done.
+
+    `stopped` and `killed` tasks can be taken up again: what they had done is in their run folder.
+    """
+
+    state: Literal["done", "failed", "unsupported", "stopped", "killed"]
+    sentence: str = ""
+
+
+class Task(Protocol):
+    """A piece of work that can be pickled; called again after a stop or a kill, it resumes."""
+
+    @property
+    def label(self) -> str: ...
+
+    def __call__(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """Runs tasks in other processes."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Outcome]]:
+        """Run all tasks; yields the index and outcome of each as it ends."""
+        ...
+
+
+def attempt(task: Task) -> Outcome:
+    """Run a task in this process; an error becomes a sentence."""
+    try:
+        task()
+    except Stopped as stop:
+        return Outcome("stopped", str(stop))
+    except UnsupportedPair as error:
+        return Outcome("unsupported", str(error))
+    except LetkdError as error:
+        return Outcome("failed", str(error))
+    except Exception as error:  # in another process a traceback would be lost
+        lines = str(error).splitlines() or [""]
+        return Outcome("failed", f"{type(error).__name__}: {lines[0]}")
+    return Outcome("done")
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """One run, in its own folder.
+
+    Args:
+        supervision: folder of fitted supervisions and of the teacher's cache, shared between runs.
+        save_minutes, force: as for `train`.
+    """
+
+    recipe: Recipe
+    folder: Path
+    supervision: Path | None = None
+    save_minutes: float = 15.0
+    force: bool = False
+
+    @property
+    def label(self) -> str:
+        return str(self.folder)
+
+    def __call__(self) -> None:
+        from letkd.training.loop import train
+
+        train(self.recipe, self.folder, supervision=self.supervision, save_minutes=self.save_minutes, force=self.force)
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """The offline parts of several recipes, one after the other, so that recipes with equal parts share one fit.
+
+    A recipe that cannot be fitted is skipped: its runs tell why.
+    """
+
+    recipes: tuple[Recipe, ...]
+    supervision: Path
+
+    @property
+    def label(self) -> str:
+        return f"fits in {self.supervision}"
+
+    def __call__(self) -> None:
+        from letkd.training.build import build_distiller, fit, read_data
+
+        for recipe in self.recipes:
+            with suppress(LetkdError):
+                data = read_data(recipe)
+                fit(build_distiller(recipe, data), recipe, data, self.supervision)

@@ -1,0 +1,260 @@
+"""One training run, from a recipe to a result."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from letkd.data import Dataset, Loader
+from letkd.distiller import Distiller
+from letkd.distiller.cache import TeacherCache
+from letkd.distributed.processes import objects_of_all, several, wait_for_all
+from letkd.errors import DataError, NonFiniteError, Stopped
+from letkd.files import tidy
+from letkd.inspect.health import health
+from letkd.models import save_weights
+from letkd.progress import say
+from letkd.recipes.schedule import lr_factor, phase_at
+from letkd.recipes.schema import Phase, Recipe
+from letkd.runs.checkpoint import check_finite
+from letkd.runs.evaluation import Accuracy
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Result
+from letkd.training.agree import Agreement
+from letkd.training.build import build_distiller, eval_loader, fit, layout, read_data, train_loader
+from letkd.training.compiled import check_device
+from letkd.training.fabric import launch
+from letkd.training.finish import Evaluation, finish
+from letkd.training.inputs import check_inputs
+from letkd.training.logbook import Logbook, logbook
+from letkd.training.state import State, added, restore_state, save_state
+from letkd.training.steps import Steps
+from letkd.training.stop import Wish, polite_stop
+from letkd.training.tally import COUNTS, Tally
+from letkd.training.teachers import measure_teacher
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+READ_SECONDS = 1.0  # between two times at which the loss is read from the device
+OnStep = Callable[[State], object]
+
+
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    supervision: str | Path | None = None,
+    save_minutes: float = 15.0,
+    force: bool = False,
+    on_step: OnStep = lambda state: None,
+) -> Result:
+    """Train as the recipe says, in `folder`. An interrupted run resumes; a finished one gives its result, or is extended if the
+    recipe now has more epochs and is otherwise the same.
+
+    Args:
+        supervision: folder with fitted supervisions and what is cached of the teacher, to share between runs; `folder/supervision`
+            where not given.
+        save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
+        force: resume although the teacher or the images are others than at the start.
+        on_step: called after every step, with the epoch and the number of its steps that are done.
+
+    Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
+    was best on the validation split is kept beside it. The test split is read once, at the end.
+    """
+    fabric = launch(recipe)
+    run = RunFolder(folder, recipe)
+    if run.result is not None:
+        say(f"{run.path}: finished already, {run.result.last_test:.2f} % on test")
+        return run.result
+    if recipe.train.compile:
+        check_device(fabric.device)
+    data = read_data(recipe)
+    if not len(data.test):
+        raise DataError(f"{data.name} has no test images, and a run reports the accuracy on them; add a test split")
+    fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
+    distiller = build_distiller(recipe, data)
+    for phase in recipe.phases:
+        distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
+    batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
+    shared = Path(supervision or run.supervision)
+    choices = layout(recipe) if "auto" in (recipe.train.channels_last, recipe.train.fold_teacher) else {}
+    with run.begin(**choices) if fabric.is_global_zero else nullcontext():
+        if fabric.is_global_zero:
+            tidy(shared)
+            check_inputs(run, distiller, data, force=force)
+        wait_for_all()
+        fit(distiller, recipe, data, shared)
+        with polite_stop() as wish:
+            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish, on_step).train()
+
+
+class _Run:
+    """One run under way."""
+
+    def __init__(
+        self,
+        fabric: "Fabric",
+        run: RunFolder,
+        distiller: Distiller,
+        data: Dataset,
+        batches: Loader,
+        shared: Path,
+        save_minutes: float,
+        wish: Wish,
+        on_step: OnStep,
+    ):
+        self.fabric, self.run, self.distiller, self.batches = fabric, run, distiller, batches
+        self.recipe, self.on_step = run.recipe, on_step
+        self.learner = Steps(fabric, distiller, self.recipe)
+        if self.recipe.train.cache_views and distiller.teacher is not None:
+            distiller.cache = TeacherCache(distiller, self.batches, shared / "views")
+        self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
+        self.agreement = Agreement(wish, fabric.device, 60 * save_minutes)
+        self.evaluation = Evaluation(fabric, run, data, self._between)
+        self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
+        self.state = self._resume()
+        if self.state.teacher_top1 is None:
+            self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
+        self.began = time.monotonic() - self.state.seconds
+        self.tally, self.told = Tally(self.state.sums), time.monotonic()
+
+    def _resume(self) -> State:
+        state = restore_state(self.run.last, self.learner)
+        if state.step:
+            say(f"{self.run.path}: goes on in epoch {state.epoch}, after {state.step} of {self.steps} steps")
+        elif state.epoch > 1:
+            say(f"{self.run.path}: goes on after epoch {state.epoch - 1}")
+        return state
+
+    def train(self) -> Result:
+        state = self.state
+        title = f"{self.recipe.title or 'training'}, seed {self.recipe.train.seed}"
+        todo = (self.run.epochs + 1 - state.epoch) * self.steps - state.step
+        writes = self.fabric.is_global_zero
+        with logbook(title, self.run, first=state.epoch, steps=todo, epochs=self.run.epochs, writes=writes) as book:
+            while state.epoch <= self.run.epochs:
+                book.epoch(self._row(self._epoch(book)))
+                state.epoch, state.step, self.tally = state.epoch + 1, 0, Tally()
+                self._save()
+        return finish(self.evaluation, self.learner, state, self._seconds)
+
+    def _epoch(self, book: Logbook) -> float:
+        state, recipe = self.state, self.recipe
+        number, phase = phase_at(state.epoch, recipe)
+        self.distiller.set_weights(recipe.weights if phase is None else phase.weights)
+        before = (number - 1) * self.steps
+        if number == 1 and state.step == 0:
+            self.learner.optimizer.state.clear()  # a phase begins without the momentum of the one before
+        self.learner.model.train()
+        self.distiller.checks = True  # in the first step; the tally tells of the others without a wait for each
+        self.batches.set_epoch(state.epoch, start=state.step)
+        if self.distiller.cache is not None:
+            with self.fabric.autocast():
+                self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._between)
+        for batch in islice(self.batches, self.steps - state.step):
+            batch = replace(batch.to(self.fabric.device), epoch=number)
+            step = self.learner.take(batch, self._lr_factor(phase, before + state.step), done=state.step, of=self.steps)
+            self.distiller.checks = False
+            self.tally.add(step, batch.y, self.learner.norms, self.learner.gradients)
+            state.step += 1
+            self._tell(book)
+            self.on_step(state)
+            self._after_step()
+        return recipe.optim.lr * self._lr_factor(phase, before)
+
+    def _lr_factor(self, phase: Phase | None, done: int) -> float:
+        """The rate of the next step of a phase, or of the main training, over the first rate, after `done` steps of it."""
+        if phase is None:
+            return lr_factor(done, self.recipe, self.steps)
+        return (phase.lr or self.recipe.optim.lr) / self.recipe.optim.lr
+
+    def _tell(self, book: Logbook) -> None:
+        if time.monotonic() - self.told >= READ_SECONDS:
+            book.note(self.state.epoch, self._read())
+        book.step()
+
+    def _read(self) -> dict[str, float]:
+        """The sums of this epoch's steps. Waits for the device, and raises if a step was not finite."""
+        sums, fault = self.tally.read()
+        self.told = time.monotonic()
+        if fault:
+            raise NonFiniteError(
+                f"epoch {self.state.epoch}: {fault}; the last good checkpoint is kept in {self.run.last}. Lower the learning rate, or "
+                "clip with --set optim.clip=5"
+            )
+        return sums
+
+    def _after_step(self) -> None:
+        """Save if it is time, and stop if asked: all processes after the same step."""
+        if not self.learner.whole(self.state.step, self.steps):
+            return
+        stop, save = self.agreement.after_step()
+        if stop:
+            self._stop()
+        if save and self.state.step < self.steps:
+            self._save()
+
+    def _between(self) -> None:
+        """Stop if asked, between the batches of an evaluation."""
+        if self.agreement.between():
+            self._stop()
+
+    def _stop(self) -> None:
+        self._save()
+        epoch, epochs = self.state.epoch, self.run.epochs
+        where = f"in epoch {epoch} of {epochs}" if epoch <= epochs else "after the last epoch"
+        raise Stopped(f"stopped {where}; run the same command again to resume")
+
+    def _save(self) -> None:
+        self.run.must_be_there()
+        self.state.seconds, self.state.sums = self._seconds(), self._read()
+        save_state(self.run.last, self.state, self.learner)
+        self.agreement.saved()
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def _row(self, lr: float) -> dict[str, Any]:
+        """What is told of an epoch: mean loss and terms, accuracy on what was trained on and on what was held out."""
+        state = self.state
+        sums = added(objects_of_all(self._read()))
+        steps, images, correct = (sums.pop(name) for name in COUNTS)
+        self._same_batch_norms()
+        check_finite(self.run.last, self.distiller, state.epoch)
+        held = self.evaluation.on("val", self.distiller.student)
+        averaged = self._averaged()
+        state.seconds = self._seconds()
+        if held is not None and (state.best_val is None or held.top1 > state.best_val):
+            state.best_val, state.best_val_epoch = held.top1, state.epoch
+            if self.fabric.is_global_zero:
+                self.run.must_be_there()
+                save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
+        row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
+        row |= {name: value / steps for name, value in sums.items()}
+        row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        if averaged is not None:
+            row["ema_val_top1"] = averaged.top1
+        if state.epoch == 1 and state.teacher_top1 is not None:
+            row["teacher_top1"] = state.teacher_top1
+        found = health(self.distiller, self.sample.to(self.fabric.device)) if self.fabric.is_global_zero else {}
+        return row | ({"health": found} if found else {})
+
+    def _averaged(self) -> Accuracy | None:
+        """The average of the weights on the validation split."""
+        if self.learner.average is None:
+            return None
+        with self.learner.average.in_place():
+            self._same_batch_norms()
+            return self.evaluation.on("val", self.distiller.student)
+
+    def _same_batch_norms(self) -> None:
+        """The first process's running statistics are the run's, as DDP has it; before an evaluation all take them."""
+        for name, buffer in self.distiller.student.named_buffers() if several() else ():
+            if name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked"):
+                dist.broadcast(buffer, src=0)

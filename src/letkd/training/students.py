@@ -1,0 +1,186 @@
+"""Evaluating a network: a run's student, a student file, or any network with any weights."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from letkd.data import Dataset, FileSplit, Loader, load_data
+from letkd.data.base import Size
+from letkd.data.check import LISTS
+from letkd.data.loader import eval_batch
+from letkd.distiller.facts import Facts, facts_from
+from letkd.distiller.student import is_student_file, load_student, read_header
+from letkd.errors import DataError, RunError, nearest
+from letkd.files import must_be_utf8
+from letkd.models import create_model, list_models
+from letkd.progress import say
+from letkd.runs.evaluation import Accuracy, evaluate
+from letkd.runs.folder import RunFolder
+from letkd.taps import Taps, as_logits, run_once
+from letkd.training.build import read_data
+
+Channels = Sequence[float]
+
+
+def evaluate_student(
+    what: Path,
+    *,
+    data: str | None,
+    root: Path | None,
+    split: str,
+    student: str | None = None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
+    size: Size | None = None,
+) -> Accuracy:
+    """Accuracy of a run's student, or of a student file, on a split of the run's data set or of the one named.
+
+    Args:
+        student: the network's name where it is not of the zoo (no code is run because a file names it), or where the file
+            holds plain weights.
+        mean, std: of each channel, where the file's own or the data set's are not meant.
+        size: of the images; default: the size the student was trained at.
+    """
+    path = RunFolder(what).student if what.is_dir() else must_be_utf8(what)
+    if not path.is_file():
+        raise RunError(_nothing_there(what, student))
+    if student is not None and not is_student_file(path):
+        return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std, size=size)
+    images = data_of(path, data=data, root=root, mean=mean, std=std, size=size)
+    network = load_student(path, model=student)
+    told = size or facts_from(read_header(path), path).size
+    if told is None and not RunFolder(path.parent).exists:
+        images = _fitted(images, network)
+    return _on_split(network, images, split)
+
+
+def data_of(
+    path: Path,
+    *,
+    data: str | None,
+    root: Path | None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
+    size: Size | None = None,
+) -> Dataset:
+    """The data set of a student file: the one named, or that of the run in whose folder it lies.
+
+    Args:
+        mean, std: of each channel; the file's where not given.
+        size: of the images; the file's where not given.
+    """
+    facts = facts_from(read_header(path), path)
+    images = _images(path, facts, data, root, size)
+    if images.num_classes != facts.num_classes:
+        raise DataError(
+            f"{path} has {facts.num_classes} classes and {images.name} {images.num_classes}; name the data it was trained on"
+        )
+    return _normalised(images, mean or facts.mean, std or facts.std)
+
+
+def evaluate_network(
+    model: str,
+    weights: Path,
+    *,
+    data: str | None,
+    root: Path | None,
+    split: str,
+    mean: Channels | None = None,
+    std: Channels | None = None,
+    size: Size | None = None,
+) -> Accuracy:
+    """Accuracy of a network, by the name that `create_model` knows it by, with weights from a file.
+
+    Args:
+        mean, std: of each channel, as the weights were trained with; the data set's where not given.
+        size: of the images. Default: what the weights' file says, for `folder` also what the network says (`input_size`), else
+            the data set's own.
+    """
+    if data is None:
+        raise RunError(f"{weights} does not say what it was trained on: name the data set with --data")
+    facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
+    images = _normalised(_load(data, root, size, facts), mean, std)
+    network = create_model(model, num_classes=images.num_classes, weights=weights)
+    if size is None and (facts is None or facts.size is None):
+        images = _fitted(images, network)
+    return _on_split(network, images, split)
+
+
+def _nothing_there(what: Path, student: str | None) -> str:
+    name = str(what)
+    if name in list_models() or ":" in name:
+        return f"{name} is a network without weights; name them with --weights FILE"
+    if what.is_dir():
+        name = RunFolder(what).student.name
+        return f"{what} is no finished run: it has no {name}; finish it with the command that started it"
+    known = f"; the nearest networks are {nearest(name, list_models())}" if student is None and what.parent == Path() else ""
+    state = "is not a plain file" if what.exists() else "does not exist"
+    return f"{what} {state}{known}; name a run folder, the file of a student, or a network with --weights FILE"
+
+
+def _load(data: str, root: Path | None, size: Size | None, facts: Facts | None) -> Dataset:
+    """A data set at the size asked for, or at the one that the weights were trained at, or at its own."""
+    trained = None if facts is None or size is not None else facts.size
+    if facts is not None and trained is not None and data in LISTS:
+        return load_data(data, root=root, size=trained, resize=facts.resize)
+    images = load_data(data, root=root, size=size)
+    if trained is not None and trained != images.image_size:
+        say(f"the weights were trained on images of {_text(trained)}, and those of {data} are {_text(images.image_size)}")
+    return images
+
+
+def _fitted(images: Dataset, network: nn.Module) -> Dataset:
+    """A folder of images, which has no size of its own, at the size that the network says it takes."""
+    if images.name != "folder":
+        return images
+    size = getattr(network, "input_size", None)
+    if not isinstance(size, tuple) or len(size) != 3:
+        now = _text(images.image_size)
+        say(f"{type(network).__name__} does not say the size of its images: evaluated at {now}; set another with --size")
+        return images
+    splits = {name: getattr(images, name) for name in ("train", "val", "test")}
+    sized = {name: replace(split, size=size[1:]) for name, split in splits.items() if isinstance(split, FileSplit)}
+    return replace(images, **sized)
+
+
+def _text(size: tuple[int, int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _images(path: Path, facts: Facts, data: str | None, root: Path | None, size: Size | None) -> Dataset:
+    run = RunFolder(path.parent)
+    recipe = run.recipe if run.exists else None
+    if data is not None and (recipe is None or data != recipe.data.name):
+        return _load(data, root, size, facts)
+    if recipe is None:
+        raise RunError(f"{path} lies outside a run folder: name the data set with --data")
+    # its own data set, though it is named: split as the run did, so that no image it learnt from counts as held out
+    given = {"root": None if root is None else str(root), "size": size}
+    table = recipe.data.model_copy(update={key: value for key, value in given.items() if value is not None})
+    return read_data(recipe.model_copy(update={"data": table}))
+
+
+def _normalised(images: Dataset, mean: Channels | None, std: Channels | None) -> Dataset:
+    values = {"mean": mean, "std": std}
+    for name, given in values.items():
+        if given is not None and (len(given) != 3 or (name == "std" and min(given) <= 0)):
+            raise DataError(
+                f"{name} is {', '.join(f'{value:g}' for value in given)}, and it must be 3 numbers, one a channel"
+                f"{', above 0' if name == 'std' else ''}"
+            )
+    return replace(images, **{name: tuple(given) for name, given in values.items() if given is not None})
+
+
+def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
+    part = getattr(images, split)
+    if not len(part):
+        raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with --split")
+    example = torch.zeros(1, 3, *part.image_size)
+    C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
+    if images.num_classes != C:
+        raise DataError(f"{type(model).__name__} gives {C} logits and {images.name} has {images.num_classes} classes")
+    loader = Loader(part, eval_batch(part.image_size), mean=images.mean, std=images.std)
+    return evaluate(model, loader, description=f"evaluating on {split}")
