@@ -1,12 +1,14 @@
-"""Batched crop and flip against a per-image PIL pipeline, and how much of a training step waits for its batch.
+"""Batched crop and flip against a per-image PIL pipeline, and what batches cost as a share of a training step.
 
     python benchmarks/data.py [--images 4096] [--batch 128] [--rounds 5] [--check | --record]
 
-Both give normalised float images of 32x32 after a random crop with reflected padding of 4 and a random flip.
+Both give normalised float images of 32x32 after a random crop with reflected padding of 4 and a random flip. The second table adds
+RandAugment, TrivialAugment, erasing and mixing to the batched way, each by itself.
 """
 
 import random
 from collections import deque
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,10 +16,18 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 import letkd
-from letkd.data import CropFlip, Loader, Split
+from letkd.data import Chain, CropFlip, Erase, Loader, Mix, RandAugment, Split, TrivialAugment
 from timing import begin, interleaved, parser, settle, show, where
 
 MEAN, STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
+WAYS = {
+    "crop": {"augment": CropFlip()},
+    "crop+randaugment": {"augment": Chain((CropFlip(), RandAugment()))},
+    "crop+trivial": {"augment": Chain((CropFlip(), TrivialAugment()))},
+    "crop, erase 0.5": {"augment": Chain((CropFlip(), Erase(0.5)))},
+    "crop, mixup": {"augment": CropFlip(), "mix": Mix("mixup")},
+    "crop, cutmix": {"augment": CropFlip(), "mix": Mix("cutmix")},
+}
 
 
 def by_pil(images: list[np.ndarray], batch: int) -> None:
@@ -43,7 +53,7 @@ def main() -> None:
     args = begin(arguments)
     split = Split(torch.randint(256, (args.images, 3, 32, 32), dtype=torch.uint8), torch.arange(args.images) % 100)
     pictures = list(split.images.permute(0, 2, 3, 1).contiguous().numpy())
-    loader = Loader(split, args.batch, mean=MEAN, std=STD, augment=CropFlip(), shuffle=True, seed=0)
+    loaders = {way: Loader(split, args.batch, mean=MEAN, std=STD, shuffle=True, **options) for way, options in WAYS.items()}
     student = letkd.create_model("resnet20", num_classes=100)
     x, y = torch.randn(args.batch, 3, 32, 32), torch.arange(args.batch) % 100
     steps = -(-args.images // args.batch)
@@ -52,21 +62,22 @@ def main() -> None:
         F.cross_entropy(student(x), y).backward()
         student.zero_grad()
 
-    times = interleaved(
-        {"PIL": lambda: by_pil(pictures, args.batch), "batched": lambda: deque(loader, maxlen=0), "step": step}, args.rounds
-    )
-    per = {name: args.images / times[name] for name in ("PIL", "batched")} | {"step": args.batch / times["step"]}
-    wait = times["batched"] / steps / (times["batched"] / steps + times["step"])
+    cases = {way: partial(deque, loader, 0) for way, loader in loaders.items()}  # an epoch, nothing kept
+    times = interleaved({"PIL": lambda: by_pil(pictures, args.batch), **cases, "step": step}, args.rounds)
+    per = {name: args.images / times[name] for name in ("PIL", "crop")} | {"step": args.batch / times["step"]}
+    share = {way: times[way] / steps / times["step"] for way in WAYS}
     show(
         f"{args.images} images of 32x32, batches of {args.batch}; {where()}",
         ["way", "images a second", "/ PIL"],
         [[name, f"{rate:,.0f}", f"{rate / per['PIL']:.1f}"] for name, rate in per.items()],
     )
-    print(f"of a resnet20 step with its batch, {100 * wait:.1f} % is the batch: the network is busy {100 * (1 - wait):.1f} %")
+    show(
+        "a batch, in milliseconds and as a share of a resnet20 step",
+        ["way", "ms", "% of a step"],
+        [[way, f"{1000 * times[way] / steps:.2f}", f"{100 * part:.2f}"] for way, part in share.items()],
+    )
     settle(
-        args,
-        "data",
-        {"batched / PIL": times["batched"] / times["PIL"], "batch / step": times["batched"] / steps / times["step"]},
+        args, "data", {"batched / PIL": times["crop"] / times["PIL"]} | {f"{way} / step": part for way, part in share.items()}
     )
 
 

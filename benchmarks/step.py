@@ -19,6 +19,7 @@ from timing import begin, interleaved, parser, peak_memory, settle, show, where
 
 C = 100
 ROWS = ["ce", "teacher", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd"]
+ROWS += ["kd-ls", "dkd-ls", "dist", "reviewkd", "srd", "mlkd"]
 ROWS += ["quest:plain", "quest", "letkd-1:plain", "letkd-1", "letkd-2:plain", "letkd-2"]
 BF16 = ["ce:bf16", "quest:bf16", "letkd-1:plain:bf16", "letkd-1:bf16", "letkd-2:bf16"]
 SITE = "sites.penultimate.supervision"
@@ -69,7 +70,8 @@ def main() -> None:
     rows = args.rows.split(",") if args.rows else ROWS + (BF16 if native else [])
     teacher = letkd.create_model(args.teacher, num_classes=C)
     index = torch.arange(args.batch) % 200
-    batch = letkd.Batch(torch.randn(args.batch, 3, 32, 32), index % C, index, epoch=20).to(device)
+    x = torch.randn(args.batch, 3, 32, 32)
+    batch = letkd.Batch(x, index % C, index, epoch=20, second=torch.randn_like(x)).to(device)
     cases: dict[str, Callable[[], object]] = {}
     for row in rows:
         name, *how = row.split(":")

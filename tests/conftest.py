@@ -28,16 +28,20 @@ from letkd.methods import (
     AB,
     AT,
     CRD,
+    DIST,
     DKD,
     FSP,
     KD,
+    MLKD,
     QUEST,
     SP,
+    SRD,
     TDD,
     VID,
     FitNet,
     LetKD,
     Method,
+    ReviewKD,
     SimKD,
     Site,
     letkd1,
@@ -78,6 +82,10 @@ METHODS: dict[str, Callable[[], Method]] = {
     "dkd": lambda: DKD(warmup=1),
     "kd-ls": lambda: KD(2, standardise=True),
     "dkd-ls": lambda: DKD(T=2, warmup=1, standardise=True),
+    "dist": DIST,
+    "reviewkd": lambda: ReviewKD(warmup=0),
+    "srd": SRD,
+    "mlkd": MLKD,
     "simkd": SimKD,
     "tdd": TDD,
     "quest": lambda: quest(6),
@@ -137,8 +145,10 @@ def images(n: int, *, size: tuple[int, int] = SIZE, seed: int = 0, num_classes: 
 
 
 def a_stream(n: int = 24, *, size: tuple[int, int] = SIZE, batch: int = 8) -> list[Batch]:
+    """Batches of images with a second view."""
     x, y = images(n, size=size)
-    return [Batch(*parts) for parts in zip(*(t.split(batch) for t in (x, y, torch.arange(n))), strict=True)]
+    parts = (part.split(batch) for part in (x, y, torch.arange(n), images(n, size=size, seed=1)[0]))
+    return [Batch(x, y, index, second=second) for x, y, index, second in zip(*parts, strict=True)]
 
 
 def a_net(d: int, *, seed: int, **options) -> Net:

@@ -80,7 +80,13 @@ def check_content(wheel: Path) -> None:
     there = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     package = {path.relative_to(SOURCE).as_posix() for path in there}
     must(inside == package, f"wheel and source differ in {sorted(inside ^ package)}")
-    for name in ("recipes/base.toml", "report/paper_results.toml", "report/assets/page.html", "report/assets/page.css"):
+    for name in (
+        "recipes/base.toml",
+        "report/paper_results.toml",
+        "report/published_results.toml",
+        "report/assets/page.html",
+        "report/assets/page.css",
+    ):
         must(name in inside, f"the wheel lacks {name}")
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from letkd.student import load_student, save_student
     from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
     from letkd.taps import Tap, graft
+    from letkd.teacher_input import TeacherInput
 
 # Names are imported when first used, so that the command line can answer without torch.
 _HOME = {
@@ -40,6 +41,7 @@ _HOME = {
     "Tap": "letkd.taps",
     "find_taps": "letkd.sites",
     "graft": "letkd.taps",
+    "TeacherInput": "letkd.teacher_input",
 }
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 

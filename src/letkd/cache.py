@@ -5,8 +5,9 @@ time, so it is computed once, when the view is first shown, and read from then o
 
 - p_T of a site (QUEST, letKD): of every pixel the labels above 1e-4 of its largest, scaled to sum to one; numbers in 16 bits,
   probabilities in half precision (a relative error of 2^-11 at most). Sub-class decisions are one number a pixel, exact.
-- logits and pooled features (KD, DKD, CRD): in single precision, exact for a run in single precision.
-- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, SimKD) are not served, and told so.
+- logits and pooled features (KD, DKD, DIST, CRD, SRD): in single precision, exact for a run in single precision.
+- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD) are not served, and told so; nor is
+  MLKD, which needs two views per step.
 
 A shard is a function of teacher, data, view and settings alone, whose fingerprint names its folder: not of the run, its seed, its
 order or its processes. So runs share it, and a run has the same numbers whether it made the shards or found them.
@@ -17,6 +18,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +29,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from letkd.batch import Batch
-from letkd.data.loader import VIEW_BATCH, VIEWS, Loader
-from letkd.errors import DataError, NonFiniteError
-from letkd.files import write_whole
+from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
+from letkd.errors import DataError, InUseError, NonFiniteError
+from letkd.files import hold, write_whole
 from letkd.methods.base import Fitting
 from letkd.models.weights import checksum, fingerprint
-from letkd.processes import from_first, rank, wait_for_all, world
+from letkd.processes import from_first, rank, sum_of_all, wait_for_all, world
 from letkd.progress import bar, say
 from letkd.supervision.base import KEPT, widen
 from letkd.supervision.labels import Labels
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
     from letkd.distiller import Distiller
 
 FORMAT = "letkd-cache-1"
-SHARD = 32 * VIEW_BATCH  # images of a shard
+SHARD = 32 * EVAL_BATCH  # images of a shard
+WAIT_SECONDS = 0.2  # between looks at a shard that another run is making
 
 
 @dataclass(frozen=True)
@@ -145,18 +148,26 @@ class TeacherCache:
         """Make the shards of a view that are missing or damaged, all processes their share, and open them.
 
         Args:
-            heed: called by all processes after each shard that they make; it may raise to stop.
+            heed: called by all processes after each shard that they make, and while they wait for one that another run is making; it
+                may raise to stop.
         """
         items, origins, began = self._items(), self._origins(), time.monotonic()
         n = -(-len(self.loader.split) // SHARD)
         missing = from_first([s for s in range(n) if not all(self._open(name, o, view, s) for name, o in origins.items())])
-        mine = missing[rank() :: world()]
+        mine, waited = missing[rank() :: world()], False
         title = f"view {view + 1} of {self.loader.views}: {', '.join(items)} of the teacher"
-        with bar(title, -(-len(missing) // world())) as tick:
-            for k in range(-(-len(missing) // world())):
-                if k < len(mine):
-                    self._make(items, origins, view, mine[k])
-                tick()
+        device = self._teacher()[1] if missing else None
+        with bar(title, len(mine)) as tick:
+            while missing and sum_of_all(torch.tensor([len(mine)], device=device)).item():
+                made = next((s for s in mine if self._make_alone(items, origins, view, s)), None)
+                if made is not None:
+                    mine.remove(made)
+                    tick()
+                elif mine:
+                    if not waited:
+                        say(f"{title}: another run is making it; waiting")
+                    waited = True
+                    time.sleep(WAIT_SECONDS)
                 heed()
         wait_for_all()
         self._shards = {name: [self._opened(name, origins, view, s) for s in range(n)] for name in items}
@@ -179,11 +190,13 @@ class TeacherCache:
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
         loader = self.loader
         shared = {
-            "format": f"{FORMAT}, {SHARD} images a shard, {VIEW_BATCH} at a time, views {VIEWS}",
+            "format": f"{FORMAT}, {SHARD} images a shard, {eval_batch(loader.split.image_size)} at a time, views {VIEWS}",
             "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {cast}",
             "images": f"{loader.split.fingerprint()} mean {list(loader.mean)} std {list(loader.std)}",
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",
         }
+        if self.distiller.teacher_input is not None:
+            shared |= {"teacher's input": str(seen)} if (seen := self.distiller.teacher_input.differences()) else {}
         return {
             name: json.dumps({**shared, "item": name, **item.origin(self.distiller)}, sort_keys=True)
             for name, item in self._items().items()
@@ -200,6 +213,21 @@ class TeacherCache:
         digest = hashlib.sha256(origin.encode()).hexdigest()
         item = re.sub(r"[^\w.-]", "-", name)
         return self.folder / f"{item}-{digest[:16]}" / f"view-{view + 1}" / f"{s:05}.safetensors"
+
+    def _make_alone(self, items: dict[str, Item], origins: dict[str, str], view: int, s: int) -> bool:
+        """Make a shard unless another process is making it or part of it. Locks are the system's: a dead process holds none."""
+        locks = [self._path(name, origin, view, s).with_name(f".{s:05}.lock") for name, origin in sorted(origins.items())]
+        with ExitStack() as held:
+            try:
+                for lock in locks:
+                    lock.parent.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(hold(lock))
+            except InUseError:
+                return False
+            self._make(items, origins, view, s)
+            for lock in locks:  # who opened one before finds the shard when it looks
+                lock.unlink(missing_ok=True)
+        return True
 
     @torch.no_grad()
     def _make(self, items: dict[str, Item], origins: dict[str, str], view: int, s: int) -> None:

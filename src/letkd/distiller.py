@@ -2,8 +2,8 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,15 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from letkd.batch import Batch
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, nearest
+from letkd.batch import Batch, channels_of, check_labels, example_for
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
+from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
-from letkd.processes import from_first, objects_of_all, rank, several
+from letkd.processes import objects_of_all, rank
 from letkd.progress import bar, say, track
-from letkd.supervision import Supervision
+from letkd.reach import Reach
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
+from letkd.supervision.shared import finish_of_all
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+from letkd.teacher_input import TeacherInput
 
 if TYPE_CHECKING:
     from letkd.cache import TeacherCache
@@ -47,11 +50,17 @@ class Distiller(nn.Module):
         methods: one method or a list of them; none for plain CE.
         weights: λ by term name, 1 where not named. `ce` is the cross-entropy.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
+        teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
+            another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
         images: number of training images; a supervision with K = "auto" needs it.
-        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`): equal within rounding, a fraction of the time
-            and memory. With False they are computed as the paper writes them.
-        checks: look at every step's labels and loss and stop at the first that is wrong.
+        criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
+            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
+            registered, so its parameters are trained.
+        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
+            layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
+            which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
+        checks: look at every step's label values and loss and stop at the first that is wrong. Shapes and types always are.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
 
@@ -78,8 +87,10 @@ class Distiller(nn.Module):
         weights: Mapping[str, float] | None = None,
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
+        teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
         images: int | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
         fused: bool = True,
         checks: bool = True,
     ):
@@ -91,7 +102,12 @@ class Distiller(nn.Module):
             raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
         self.student = student
         self.methods = nn.ModuleList(methods)
+        self.criterion = criterion or F.cross_entropy
         self.checks = checks
+        self.teacher_input = teacher_input
+        known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
+        self._channels: int | None = known  # of the images
+        self._reach = Reach()
         self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
         for method in methods:
             method.fused, method.images = fused, images
@@ -133,10 +149,12 @@ class Distiller(nn.Module):
         weights: Mapping[str, float],
     ) -> None:
         if example is None:
-            example = _example_for(self.student, teacher)
+            example = example_for(self.student, teacher)
         here = Side(self.student, student_taps, example.to(_device(self.student)), who="student")
-        there = Side(teacher, teacher_taps, example.to(_device(teacher)), who="teacher")
-        need_equal_classes(here, there)
+        shown = example if self.teacher_input is None else self.teacher_input(example)
+        order = None if self.teacher_input is None else self.teacher_input.order
+        there = Side(teacher, teacher_taps, shown.to(_device(teacher)), who="teacher", order=order)
+        need_equal_classes(here, there, methods, "" if self.teacher_input is None else self.teacher_input.foreign)
         try:
             for method in methods:
                 method.build(here, there)
@@ -152,7 +170,7 @@ class Distiller(nn.Module):
             self.set_weights(weights)
             # Whatever cannot run together shows here, not in the first step of somebody's training.
             run_once(self._student_reads, example.to(_device(self.student)))
-            run_once(self._teacher_reads, example.to(_device(teacher)))
+            run_once(self._teacher_reads, shown.to(_device(teacher)))
         except BaseException:
             for layer in reversed(here.grafts):
                 layer.remove()
@@ -168,21 +186,38 @@ class Distiller(nn.Module):
         return self._student_reads.taps
 
     def forward(self, batch: Any) -> Step:
-        batch = Batch.of(batch)
-        output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
+        batch = Batch.of(batch, channels=self._channels)
+        with self._reach.watch(self.student, self._trained_layers()) as grafted:
+            output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
         logits = student["logits"] = as_logits(output, self.student)
         if self.checks:
-            _check_labels(batch.y, logits.shape[1])
+            check_labels(batch.y, logits.shape[1])
+        if batch.y2 is not None:
+            self.check_mix()
+            if self.checks:
+                check_labels(batch.y2, logits.shape[1])
         view = View(batch, student, *self._taught(batch))  # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
-        terms = {"ce": F.cross_entropy(logits, batch.y)}  # (3.2): L_CE
+        if any(method.two_views for method in self._active):
+            view.second = self._second(batch)
+        terms = {"ce": batch.over_labels(lambda y: _scalar(self.criterion(logits, y)))}  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
         loss = torch.stack([self.weights[name] * term for name, term in terms.items() if self.weights[name]]).sum()  # (3.2)
         # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
-        if self.checks and not _all_finite([loss, *view.teacher.values()]):
-            raise NonFiniteError(_first_non_finite(view, terms))
+        if self.checks and not all_finite([loss, *view.teacher.values()]):
+            raise NonFiniteError(where_non_finite(view, terms))
+        self._reach.prove(self.student, loss, grafted)
         return Step(loss, terms, logits)
+
+    def _trained_layers(self) -> list[str]:
+        """Paths of the grafted layers that this step is to train."""
+        if (
+            not (self.checks and self.training and torch.is_grad_enabled() and self.weights["ce"])
+            or torch.compiler.is_compiling()
+        ):
+            return []
+        return [path for method in self._active for path, term in method.grafted().items() if self.weights[term]]
 
     def _methods(self) -> list[Method]:
         return [method for method in self.methods if isinstance(method, Method)]
@@ -193,17 +228,42 @@ class Distiller(nn.Module):
             return {}, {}
         return (self._teach(batch.x), {}) if self.cache is None else self.cache.read(batch)
 
+    def _second(self, batch: Batch) -> View:
+        """Both networks on the second view of the images, by themselves: BN does not mix the views."""
+        if batch.second is None:
+            names = ", ".join(repr(method.name) for method in self._active if method.two_views)
+            raise DataError(
+                f"{names} compares two views of every image, and the batch has one: set data.second_view, or yield "
+                "letkd.Batch(x, y, second=…)"
+            )
+        output, student = self._student_reads(batch.second)
+        student["logits"] = as_logits(output, self.student)
+        return View(replace(batch, x=batch.second, second=None), student, self._teach(batch.second))
+
     @torch.no_grad()
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
         if self._teacher_reads is None:
             return {}
         teacher = self._frozen[0].eval()
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
-            output, features = self._teacher_reads(x)
-            return {**features, "logits": as_logits(output, teacher)}
+            seen = self.teacher_input
+            output, features = self._teacher_reads(x if seen is None else seen(x))
+            logits = as_logits(output, teacher)
+            return {**features, "logits": logits if seen is None else seen.reorder(logits)}
+
+    def check_mix(self) -> None:
+        """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
+        for method in self._methods():
+            if method.unmixable:
+                raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
 
     def lessons(self) -> Lessons:
         """What a cache must keep of the teacher for the methods that take part in the step."""
+        if names := [repr(method.name) for method in self._methods() if method.two_views]:
+            raise LetkdError(
+                f"a cache of the teacher keeps one view of every image per epoch, and {', '.join(names)} needs two; train without it "
+                "(leave out --cache, train.cache_views)"
+            )
         if maps := [method.name for method in self._methods() if method.lessons() is None]:
             raise LetkdError(
                 f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(map(repr, maps))} needs whole maps; "
@@ -270,17 +330,21 @@ class Distiller(nn.Module):
             part.supervision.reset()
         device = _device(self._frozen[0])
         for item in track(loader, f"fitting {', '.join(unfitted)}"):
-            batch = Batch.of(item).to(device)
+            batch = Batch.of(item, channels=self._channels).to(device)
             if not len(batch.y):
                 continue  # this process's share of a batch with fewer images than processes
+            if batch.y2 is not None:
+                raise DataError(
+                    "fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix"
+                )
             if self.checks:
-                _check_labels(batch.y, None)
+                check_labels(batch.y, None)
             features = self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
             for part in unfitted.values():
                 part.supervision.partial_fit(part.f_T(features), batch.y, batch.index)
         for site, part in unfitted.items():
             with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-                _finish(part.supervision)
+                finish_of_all(part.supervision)
             part.supervision.to(device)
             facts = (
                 f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
@@ -290,6 +354,8 @@ class Distiller(nn.Module):
 
     def _origin(self, part: Fitting, data: str) -> Origin:
         where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
+        if self.teacher_input is not None and (seen := self.teacher_input.differences()):
+            where += f" of images with {seen}"
         return Origin.of(self._frozen[0], where, data, part.supervision)
 
     def export(self) -> nn.Module:
@@ -317,57 +383,12 @@ class Distiller(nn.Module):
         return self
 
 
-def _finish(supervision: Supervision) -> None:
-    """From pixels to labels: by the first process, for all of them."""
-    if not several():
-        return supervision.finish()
-    supervision.gather()
-    fitted: Any = None
-    if rank() == 0:
-        try:
-            supervision.finish()
-            fitted = {name: getattr(supervision, name) for name in supervision.fitted_buffers}
-        except LetkdError as error:
-            fitted = error
-    fitted, supervision.report_ = from_first((fitted, supervision.report_))
-    if isinstance(fitted, LetkdError):
-        raise fitted
-    supervision.reset()  # in the first process, too: all end in the same state, down to what is worked out later
-    for name, value in fitted.items():
-        setattr(supervision, name, value)
-    return None
-
-
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _example_for(*models: nn.Module) -> Tensor:
-    sizes = [getattr(model, "input_size", None) for model in models]
-    size = next((size for size in sizes if size is not None), None)
-    if size is None:
-        names = " and ".join(type(model).__name__ for model in models)
-        raise TapError(
-            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
-        )
-    return torch.zeros(1, *size)
-
-
-def _check_labels(y: Tensor, C: int | None) -> None:
-    if len(y) and (int(y.min()) < 0 or (C is not None and int(y.max()) >= C)):
-        wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-        raise DataError(f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}")
-
-
-def _all_finite(values: Iterable[Tensor]) -> bool:
-    return bool(torch.stack([torch.isfinite(value).all() for value in values]).all())
-
-
-def _first_non_finite(view: View, terms: Mapping[str, Tensor]) -> str:
-    places = [(f"the input batch of epoch {view.batch.epoch}", view.batch.x)]
-    places += [(f"the teacher's tap {role!r}", f) for role, f in view.teacher.items()]
-    places += [(f"the student's tap {role!r}", f) for role, f in view.student.items()]
-    places += [(f"the loss term {name!r}", term) for name, term in terms.items()]
-    where = next((name for name, value in places if not torch.isfinite(value).all()), "the weighted loss")
-    bad = ", ".join(f"{name}={term.item():g}" for name, term in terms.items())
-    return f"NaN or infinity in {where} (terms: {bad}); stopped before it reached the weights. Lower the learning rate or check the data"
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LetkdError(f"the criterion must return a scalar tensor, and it gave {got}; average it over the batch")
+    return loss

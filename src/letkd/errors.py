@@ -44,6 +44,10 @@ class RunError(LetkdError):
     """A run folder that holds something else, or lacks what was asked for."""
 
 
+class InUseError(RunError):
+    """Something that another process holds at the moment."""
+
+
 class ExportError(LetkdError):
     """A student that cannot be exported as asked, or an exported one that does not give what the student gives."""
 
@@ -56,7 +60,8 @@ class Stopped(BaseException):
 
 
 def nearest(asked: str, known: Iterable[str], n: int = 4) -> str:
-    """The known names closest to the one asked for, for the end of an error's sentence."""
+    """The known names closest to the one asked for, symbols for it (T for temperature) first, for the end of an error's sentence."""
     known = list(known)
-    close = difflib.get_close_matches(asked, known, n=n, cutoff=0.3) or sorted(known)[:n]
+    symbols = [name for name in known if len(name) == 1 and asked.lower().startswith(name.lower())]
+    close = list(dict.fromkeys([*symbols, *difflib.get_close_matches(asked, known, n=n, cutoff=0.3)]))[:n] or sorted(known)[:n]
     return ", ".join(close) if close else "none"

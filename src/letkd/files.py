@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from letkd.errors import RunError
+from letkd.errors import InUseError, RunError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SCRAP = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
@@ -101,9 +101,11 @@ def _lock(handle: int, folder: Path) -> None:
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):  # a file system without locks
+            return
         holder = os.read(handle, 200).decode("utf-8", "replace").strip()
-        raise RunError(
+        raise InUseError(
             f"{folder} is in use by another process ({holder or 'unknown'}); wait for it, stop it, or choose another folder with --out"
         ) from None
 

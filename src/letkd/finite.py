@@ -1,7 +1,13 @@
-"""Whether a model's numbers are numbers."""
+"""Whether numbers are finite, and which are not."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from letkd.methods.base import View
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -20,3 +26,19 @@ def first_non_finite(module: nn.Module) -> str | None:
         return None
     diverged = torch.stack(list(found.values())).tolist()
     return next((name for name, bad in zip(found, diverged, strict=True) if bad), None)
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """One transfer from the device for all of them."""
+    return bool(torch.stack([torch.isfinite(value).all() for value in values]).all())
+
+
+def where_non_finite(view: "View", terms: Mapping[str, Tensor]) -> str:
+    """A sentence on the first place of a step that holds NaN or infinity."""
+    places = [(f"the input batch of epoch {view.batch.epoch}", view.batch.x)]
+    places += [(f"the teacher's tap {role!r}", f) for role, f in view.teacher.items()]
+    places += [(f"the student's tap {role!r}", f) for role, f in view.student.items()]
+    places += [(f"the loss term {name!r}", term) for name, term in terms.items()]
+    where = next((name for name, value in places if not torch.isfinite(value).all()), "the weighted loss")
+    bad = ", ".join(f"{name}={term.item():g}" for name, term in terms.items())
+    return f"NaN or infinity in {where} (terms: {bad}); stopped before it reached the weights. Lower the learning rate or check the data"

@@ -1,4 +1,4 @@
-"""What three or more of the other files share: pixels as rows, pooling to a size, the per-pixel KL divergence."""
+"""Functions of tensors that several packages share: pixels as rows, pooling one map to the size of another, the per-pixel KL divergence."""
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ def pool_ratio(have: tuple[int, int], want: tuple[int, int], where: str) -> tupl
     if min(ratio) < 1 or (ratio[0] * want[0], ratio[1] * want[1]) != have:
         raise UnsupportedPair(
             f"the teacher's map at {where!r} is {have[0]}x{have[1]} and the student's {want[0]}x{want[1]}: average pooling needs "
-            "a whole ratio of teacher to student size; choose taps whose sizes divide"
+            "a whole ratio of teacher to student size; choose taps whose sizes divide, or another size of the teacher's images"
         )
     return ratio
 

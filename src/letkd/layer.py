@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from letkd import fused
+from letkd.functional import pixels
 
 
 def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 1.0) -> Float[Tensor, "b K *i"]:
@@ -121,6 +122,8 @@ class KDLayer(nn.Module):
         if self.fused and not torch.compiler.is_compiling():
             return self._fused(x)
         a = self.omega(x)  # section 4.1: a_{k|i} = ω_kᵀ x_i  [b K h w]
+        if self.fused:  # compiled: the fused loss reads log Z all the same
+            self.log_Z(torch.logsumexp(pixels(a).to(torch.promote_types(a.dtype, torch.float32)), dim=1))
         if self.alpha == 0:
             return x
         p = F.relu(self.bn(a))  # section 4.1; (A.4); (A.7): p_{|i} ≈ BN-ReLU(a_{|i})  [b K h w]

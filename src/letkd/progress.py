@@ -1,5 +1,6 @@
 """What a person sees while something runs: bars on a terminal, plain lines elsewhere. All of it goes to standard error."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,6 +9,8 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 LINE_SECONDS = 60.0  # between the lines that stand for a bar where there is no terminal
+# C0 and C1 controls, line separators, marks that turn the direction of text, bytes that are no UTF-8.
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _quiet = False
 _active: Any = None  # the one rich Progress on screen: bars inside bars are rows of it
 
@@ -26,10 +29,32 @@ def on_terminal() -> bool:
     return not _quiet and sys.stderr.isatty()
 
 
+def plain(text: str) -> str:
+    r"""Text out of a file as a terminal can show it: control characters and those that turn the direction of text are escaped.
+
+    Examples:
+        >>> plain("cat\x1b[2J")
+        'cat\\x1b[2J'
+    """
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def show(table: Any) -> None:
+    """Print a table to standard output. Names in it are text: no markup, no control characters."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(plain(text), **{**options, "markup": False, "emoji": False, "highlight": False})
+
+    Plain().print(table)
+
+
 def say(text: str) -> None:
     """One line for the person who runs this."""
     if _quiet:
         return
+    text = plain(text)
     if _active is not None:
         _active.console.print(text, markup=False, highlight=False, soft_wrap=True)
     else:
@@ -53,9 +78,9 @@ def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
     if opened:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         _active = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             *columns,
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=Console(stderr=True),
             transient=True,
         )

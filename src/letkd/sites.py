@@ -1,4 +1,4 @@
-"""The two places where the paper's methods sit, proposed for a model that has no table of its own."""
+"""The places where methods sit, proposed for a model that has no table of its own."""
 
 from dataclasses import dataclass
 
@@ -26,12 +26,14 @@ class _Map:
 
 
 def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
-    """Propose `penultimate` and `intermediate` for a model that has no table of its own.
+    """Propose `penultimate`, `intermediate`, `stage1` … `stageN` and `pooled` for a model that has no table of its own.
 
     penultimate: the last map with more than one pixel, at the shallowest path that gives it. intermediate: the first block of
     the last stage, i.e. the first of the siblings that all give maps of that size inside the last container; where its layers
-    stand in a row without blocks, as in VGG, the first activation of the row. A proposal to look at, not a promise: a network
-    whose stages are not containers gets no `intermediate`.
+    stand in a row without blocks, as in VGG, the first activation of the row. stage1 … stageN: the last map of each size, N at most
+    4, the last ones. pooled: what the last linear layer is given. Only places count whose features depend on the image and reach the
+    logits. A proposal to look at, not a promise: a network whose stages are not containers gets no `intermediate`, one whose
+    classifier is no `nn.Linear` no `pooled`.
 
     Examples:
         >>> import torch
@@ -43,10 +45,27 @@ def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
     return propose(trace(model, example), example)
 
 
+def proposed_taps(model: nn.Module, example: Tensor) -> tuple[dict[str, Tap], str]:
+    """As `find_taps`; for a model without maps what there is without them, and why."""
+    try:
+        ran = trace(model, example)
+    except TapError as error:
+        return {}, str(error)
+    return proposals(ran, example)
+
+
+def proposals(ran: list[Ran], example: Tensor) -> tuple[dict[str, Tap], str]:
+    """What `proposed_taps` gives, from a trace that was made with `example`."""
+    try:
+        return propose(ran, example), ""
+    except TapError as error:
+        return _pooled(ran), str(error)
+
+
 def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
     """What `find_taps` proposes, from a trace that was made with `example`."""
     # What runs twice cannot be tapped, so it is not proposed.
-    done = sorted((item for item in ran if len(item.shapes) == 1 and item.path), key=lambda item: item.order)
+    done = sorted((item for item in ran if len(item.shapes) == 1 and item.path and item.live), key=lambda item: item.order)
     maps = [
         _Map(item.path, item.module, shape)
         for item in done
@@ -65,7 +84,51 @@ def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
         return Tap(found.path, channels=found.shape[1], stride=example.shape[-2] // found.shape[-2])
 
     first = _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size)
-    return {"penultimate": tap(last)} | ({"intermediate": tap(first)} if first else {})
+    found = {"penultimate": tap(last)} | ({"intermediate": tap(first)} if first else {})
+    stages = {f"stage{i}": tap(stage) for i, stage in enumerate(_stages(maps), start=1)}
+    return found | stages | _pooled(ran)
+
+
+def _stages(maps: list[_Map], most: int = 4) -> list[_Map]:
+    """The last map of each size, from the size of the first block on, if there are blocks.
+
+    Maps inside a block that gives another size do not count: they lie before its stride.
+    """
+    blocks = {found.path: found for found in maps if type(found.module).forward is not nn.Sequential.forward}
+    last: dict[tuple[int, ...], _Map] = {}
+    for found in maps:
+        around = [blocks[path] for path in _above(found.path) if path in blocks]
+        if all(block.size == found.size for block in around):
+            last.pop(found.size, None)
+            last[found.size] = found
+    stages = list(last.values())
+    of_blocks = {block.size for block in blocks.values() if _convolutions_in(block, maps) > 1}
+    while of_blocks and stages[0].size not in of_blocks:
+        stages.pop(0)  # the stem
+    return stages[-most:]
+
+
+def _convolutions_in(block: _Map, maps: list[_Map]) -> int:
+    inside = (found for found in maps if found.path.startswith(f"{block.path}."))
+    return sum(isinstance(found.module, nn.Conv2d) for found in inside)
+
+
+def _above(path: str) -> list[str]:
+    """The paths of the modules around a module, the outermost first."""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _pooled(ran: list[Ran]) -> dict[str, Tap]:
+    """The input of the last linear layer, if that gives the logits."""
+    linear = [item for item in ran if isinstance(item.module, nn.Linear) and item.path and item.live and len(item.shapes) == 1]
+    if not linear:
+        return {}
+    last, whole = max(linear, key=lambda item: item.order), ran[0].shapes[-1:]
+    gives = last.shapes[0]
+    if len(gives) != 2 or isinstance(gives, str) or (whole and not isinstance(whole[0], str) and whole[0] != gives):
+        return {}
+    return {"pooled": Tap(last.path, io="input")}
 
 
 def _is_map(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:

@@ -4,12 +4,15 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
 import torch
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, ValidationError
+from pydantic import create_model as make
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from letkd.deploy.facts import Count, Facts, Number, checked, table_from_json, wrong_places
 from letkd.deploy.fold import FoldedKDLayer
 from letkd.errors import CheckpointError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
@@ -24,9 +27,33 @@ HUB_WEIGHTS = "model.safetensors"  # in a folder in the layout of the Hugging Fa
 # names them by class, and nothing else is ever built because a file says so. Each tells its constructor's arguments by `settings()`.
 LAYERS: dict[str, Callable[..., nn.Module]] = {cls.__name__: cls for cls in (KDLayer, FoldedKDLayer, Projector, FrozenLinear)}
 
-LARGEST = 1_000_000
-
 Shapes = dict[str, tuple[int, ...]]
+SETTINGS = {int: Count, float: Number, bool: StrictBool, tuple[int, int] | None: tuple[Count, Count] | None}
+
+
+def _change_of(name: str, layer: Callable[..., nn.Module]) -> type[BaseModel]:
+    """A change in a header: this layer, where it is, and what its constructor takes, each of its type and in range."""
+    takes = inspect.signature(layer).parameters.items()
+    defaults = {key: ... if parameter.default is parameter.empty else parameter.default for key, parameter in takes}
+    fields: Any = {key: (SETTINGS[parameter.annotation], defaults[key]) for key, parameter in takes}
+    exact = ConfigDict(extra="forbid", allow_inf_nan=False)
+    settings = make(f"{name}Settings", __config__=exact, **fields)
+    path = Annotated[str, Field(max_length=1000, pattern=r"^[^.]+(\.[^.]+)*$")]
+    fields = {"layer": (Literal[name], ...), "at": (path, ...), "settings": (settings, ...)}
+    return make(name, __config__=exact, **fields)
+
+
+Change = Annotated[Union[tuple(_change_of(*named) for named in LAYERS.items())], Discriminator("layer")]  # noqa: UP007
+
+
+class Header(Facts):
+    """The header of a student file: facts, what methods changed in the network, and whatever else `save_student` was given."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: Literal["letkd-student-2"]
+    model: str = Field(default="", min_length=1, max_length=1000, validate_default=True)
+    changes: list[Change]  # pyright: ignore[reportInvalidTypeForm]
 
 
 def save_student(student: nn.Module, path: str | Path, *, model: str, num_classes: int, **facts: Any) -> None:
@@ -34,19 +61,27 @@ def save_student(student: nn.Module, path: str | Path, *, model: str, num_classe
 
     Args:
         model: the name that `create_model` knows the bare network by.
-        facts: whatever else should travel in the header: normalisation, class names.
+        facts: what else should travel in the header: the fields of `letkd.deploy.facts.Facts` (class names, mean, std, size), and
+            anything that JSON can hold.
     """
     header = {**facts, "format": FORMAT, "model": model, "num_classes": num_classes, "changes": _changes(student)}
+    try:
+        Header.model_validate(header)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path} was not written: no student can have what is given as {wrong_places(error)}; see letkd.deploy.facts.Facts"
+        ) from None
     save_weights(student, path, {"letkd": json.dumps(header)})
 
 
-def load_student(path: str | Path, *, model: str | None = None) -> nn.Module:
+def load_student(path: str | Path, *, model: str | None = None, num_classes: int | None = None) -> nn.Module:
     """Open what `save_student` wrote: build the network, change it as the methods did, load the weights; in eval mode.
 
     Args:
         path: the file, or a folder with it: a finished run, or what `letkd export --to hub-folder` wrote.
         model: the network by the name that `create_model` knows it by, where it is none of the zoo: the file says its name, too,
             but code is not run because a file says so.
+        num_classes: for another number of classes than the file's; the classifier is then freshly initialised, and a line names it.
 
     Examples:
         >>> import tempfile
@@ -57,18 +92,23 @@ def load_student(path: str | Path, *, model: str | None = None) -> nn.Module:
     """
     path = _file_in(Path(path))
     header = read_header(path)
-    name, num_classes = model or header["model"], header["num_classes"]
+    name, C = model or header["model"], header["num_classes"]
     if model is None and name not in list_models():
         raise CheckpointError(
             f"{path} holds the network {name!r}, which is none of the zoo, and code is not run because a file names it; where you "
             f"trust it, say so with load_student(path, model={name!r}) or --student {name!r}"
         )
+    if num_classes not in (None, C) and any(change["layer"] == FrozenLinear.__name__ for change in header["changes"]):
+        raise CheckpointError(
+            f"{path} predicts its {C} classes by a teacher's classifier, which cannot be replaced by one for {num_classes}; start from "
+            "other weights"
+        )
     shapes = _shapes(path)
     if name in list_models():
         with torch.device("meta"):  # no memory is taken before the sizes in the header are known to be those of the tensors
-            _must_fit(_change(create_model(name, num_classes=num_classes), header, shapes, path), shapes, path)
-    student = _change(create_model(name, num_classes=num_classes), header, shapes, path)
-    load_weights(student, path)
+            _must_fit(_change(create_model(name, num_classes=C), header, shapes, path), shapes, path)
+    student = _change(create_model(name, num_classes=num_classes or C), header, shapes, path)
+    load_weights(student, path, num_classes=num_classes)
     return student.eval()
 
 
@@ -83,24 +123,27 @@ def _file_in(path: Path) -> Path:
     return found
 
 
-def read_header(path: str | Path) -> dict[str, Any]:
-    """What a student file says of itself: `model`, `num_classes` and `changes` are as they should be, the rest as it was written."""
+def is_student_file(path: str | Path) -> bool:
+    """Whether `save_student` wrote a file; plain weights have no header of ours."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("letkd", "null"))
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+            return "letkd" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """What a student file says of itself, checked: the fields of `Header` as they were written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = table_from_json((file.metadata() or {}).get("letkd"))
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no student file: {error}") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+    if header is None or header.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is no student file of letkd; plain weights are evaluated by `letkd eval FILE --student MODEL`"
         )
-    expected = {"model": str, "num_classes": int, "changes": list}
-    wrong = [key for key, kind in expected.items() if not _is(header.get(key), kind)]
-    wrong = wrong or [f"changes[{i}]{why}" for i, change in enumerate(header["changes"]) if (why := _wrong_in(change))]
-    if wrong:
-        raise CheckpointError(
-            f"{path} is damaged, or of a newer letkd: its header is wrong at {', '.join(wrong[:4])}; get it again, or upgrade"
-        )
+    checked(Header, header, path)
     return header
 
 
@@ -149,34 +192,3 @@ def _must_fit(module: nn.Module, shapes: Shapes, path: str | Path, prefix: str =
 def _shapes(path: str | Path) -> Shapes:
     with safe_open(path, framework="pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
-
-
-def _wrong_in(change: Any) -> str:
-    """Where a change is not a known layer, with settings that its constructor takes, each of its type and in range; "" if it is."""
-    if not isinstance(change, dict) or change.keys() != {"layer", "at", "settings"}:
-        return " (its keys)"
-    layer, at, settings = change["layer"], change["at"], change["settings"]
-    if not _is(layer, str) or layer not in LAYERS:
-        return f".layer (the layers are {', '.join(LAYERS)})"
-    if not _is(at, str) or not all(at.split(".")):
-        return ".at"
-    takes = inspect.signature(LAYERS[layer]).parameters
-    needs = {key for key, parameter in takes.items() if parameter.default is parameter.empty}
-    if not isinstance(settings, dict) or not needs <= settings.keys() <= takes.keys():
-        return ".settings (their names)"
-    return "".join(f".settings.{key}" for key, value in settings.items() if not _is(value, takes[key].annotation))
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value from a file is of a kind: whole numbers are from 1 to a million, no number is larger, no text is empty."""
-    if kind is int:
-        return type(value) is int and 1 <= value <= LARGEST
-    if kind is float:
-        return type(value) in (int, float) and abs(value) <= LARGEST
-    if kind is str:
-        return type(value) is str and 0 < len(value) <= 1000
-    if kind in (bool, list):
-        return type(value) is kind
-    if kind == tuple[int, int] | None:
-        return value is None or (type(value) is list and len(value) == 2 and all(_is(part, int) for part in value))
-    raise TypeError(f"a student file cannot hold a {kind}")

@@ -4,7 +4,8 @@ and what runs where (`trace`).
 The only file that registers hooks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +32,15 @@ class Tap:
     stride: int | None = None
     io: Literal["output", "input"] = "output"
 
+    @classmethod
+    def of(cls, text: str) -> "Tap":
+        """A place as options and recipes write it: `module.path`, or `module.path:input`."""
+        path, colon, side = text.rpartition(":")
+        return cls(path, io="input") if colon and side == "input" else cls(text)
+
+    def __str__(self) -> str:
+        return self.path if self.io == "output" else f"{self.path}:{self.io}"
+
 
 def find_module(model: nn.Module, path: str) -> nn.Module:
     """The module at `path`, or a sentence with the nearest names there are."""
@@ -46,7 +56,7 @@ def as_taps(model: nn.Module, named: Mapping[str, Tap | str] | None = None) -> d
     own = getattr(model, "taps", None)
     table: dict[str, Tap] = dict(own) if isinstance(own, Mapping) else {}
     for role, tap in (named or {}).items():
-        table[role] = Tap(tap) if isinstance(tap, str) else tap
+        table[role] = Tap.of(tap) if isinstance(tap, str) else tap
     check_model(model, hooks=bool(table))
     for tap in table.values():
         find_module(model, tap.path)
@@ -251,15 +261,21 @@ def run_once(taps: Taps, example: Tensor) -> tuple[Any, dict[str, Tensor]]:
 
     A model that fails on the example gets a sentence, too: this is where a model that takes something else is met first.
     """
-    model = taps.model
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        return taps(example)
+        with _in_eval_mode(taps.model):
+            return taps(example)
     except LetkdError:
         raise
     except (Exception, SystemExit) as error:
-        raise TapError(_failed(model, example, error)) from error
+        raise TapError(_failed(taps.model, example, error)) from error
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -289,6 +305,7 @@ class Ran:
         shapes: of what each of its calls gave, in turn; the name of a type where that was no tensor. Empty where it did not run.
         names: other paths that lead to the same module.
         order: place in the order in which modules were done for the first time; -1 where it did not run.
+        live: whether what it gives depends on the image and reaches the logits; True if that cannot be found out.
     """
 
     path: str
@@ -296,6 +313,7 @@ class Ran:
     shapes: tuple[tuple[int, ...] | str, ...]
     names: tuple[str, ...]
     order: int
+    live: bool = True
 
 
 def trace(model: nn.Module, example: Tensor) -> list[Ran]:
@@ -317,7 +335,40 @@ def trace(model: nn.Module, example: Tensor) -> list[Ran]:
     for path, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(path)
     order = {module: i for i, module in enumerate(shapes)}
+    live = _live(model, example)
     return [
-        Ran(first, module, tuple(shapes.get(module, ())), tuple(others), order.get(module, -1))
+        Ran(first, module, tuple(shapes.get(module, ())), tuple(others), order.get(module, -1), not live or module in live)
         for module, (first, *others) in names.items()
     ]
+
+
+def _live(model: nn.Module, example: Tensor) -> set[nn.Module]:
+    """Modules that give a tensor for each image which depends on the image and reaches the logits; none if it cannot be found out.
+
+    Two images go forward and one gradient goes back. Only the images carry gradients, so that what comes from parameters alone
+    (a table of relative positions) has none, and a weight that starts at zero hides nothing.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, *example.shape[1:], generator=generator).to(example).requires_grad_()
+    seen: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, args: tuple, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad and output.shape[:1] == (2,):
+            seen[module] = output
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        with torch.enable_grad(), _in_eval_mode(model):
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            logits = as_logits(model(x), model)
+            gradients = torch.autograd.grad(logits.sum(), list(seen.values()), allow_unused=True)
+    except Exception:  # a network that takes one image at a time, that returns no logits, that has no gradient
+        return set()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    return {module for module, gradient in zip(seen, gradients, strict=True) if gradient is not None}

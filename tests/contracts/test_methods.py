@@ -183,7 +183,7 @@ def test_float64_works_throughout(name, pair):
     batch = a_stream()[0]
     exact = copy.deepcopy(distiller)(batch).terms
     distiller.double()
-    batch.x = batch.x.double()
+    batch.x, batch.second = batch.x.double(), batch.second.double()
     step = distiller(batch)
     assert step.loss.dtype == torch.float64
     for term, value in step.terms.items():

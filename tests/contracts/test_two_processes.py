@@ -11,7 +11,7 @@ from tests.conftest import METHODS, a_distiller, a_stream
 
 
 def half(batch: Batch, rank: int) -> Batch:
-    return Batch(batch.x[rank::2], batch.y[rank::2], batch.index[rank::2])
+    return Batch(batch.x[rank::2], batch.y[rank::2], batch.index[rank::2], second=batch.second[rank::2])
 
 
 def work(rank: int, where: str, out: str) -> None:

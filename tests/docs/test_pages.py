@@ -83,6 +83,15 @@ def test_the_first_page(tmp_path, monkeypatch):
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
 
 
+def test_augmentation_and_mixing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = follow("augmentation.md", monkeypatch)
+    assert names["batch"].lam >= 0.5
+    assert torch.isfinite(names["step"].loss)
+    recipe = resolve("strong.toml", overrides={"data.name": "digits", "student.model": "resnet8_tiny"})
+    assert (recipe.data.augment, recipe.data.mix, recipe.train.label_smoothing) == ("crop+randaugment", "cutmix", 0.1)
+
+
 def test_shipping_in_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = follow("deploy.md", monkeypatch, kinds=("python",))
@@ -117,7 +126,7 @@ def test_commands_exist(page):
 
 def test_commands_are_found():
     assert [page for page in PAGES if commands(page)] == [
-        *("deploy.md", "distributed.md", "faq.md", "index.md", "own-model-and-data.md", "speed.md")
+        *("deploy.md", "distributed.md", "faq.md", "index.md", "own-model-and-data.md", "security.md", "speed.md")
     ]
     assert ["train", "digits/tiny/ce", "--quick"] in commands("faq.md")  # behind torchrun
 

@@ -44,7 +44,9 @@ def test_list_shows_every_cell_with_the_papers_number(letkd):
     assert (code, err) == (0, "")
     rows = dict(re.split("  +", line, maxsplit=1) for line in out.splitlines()[1:])
     assert list(rows) == list_cells()
-    assert rows["cifar100/rn56-rn20/letkd-2"] == "73.27 ± 0.16"
+    assert re.split("  +", rows["cifar100/rn56-rn20/letkd-2"]) == ["73.27 ± 0.16", "paper"]
+    source = "README of sunshangquan/logit-standardization-KD (best test epoch)"
+    assert re.split("  +", rows["cifar100/rn56-rn20/kd-ls"]) == ["71.43", source]
     assert rows["cifar100/rn50-mnv2/fsp"] == rows["digits/tiny/kd"] == "–"
     code, out, _ = letkd("list", "--filter", "rn110-rn32/")
     assert [line.split()[0] for line in out.splitlines()[1:]] == [f"cifar100/rn110-rn32/{method}" for method in list_methods()]

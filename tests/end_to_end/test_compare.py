@@ -14,8 +14,8 @@ from letkd.errors import RecipeError, UnsupportedPair
 from letkd.methods import KD, METHODS
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
+from letkd.recipes.schedule import phase_at
 from letkd.train.launchers import Local
-from letkd.train.optim import phase_at
 from letkd.train.trials import compare
 
 SMALL = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]

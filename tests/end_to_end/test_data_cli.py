@@ -2,6 +2,8 @@
 
 import pytest
 
+from letkd.models import save_weights
+from letkd.student import load_student
 from tests.trees import a_tree, spoil
 from tests.unit.test_imagenets import a_tiny_imagenet, an_imagenet
 
@@ -106,3 +108,54 @@ def test_training_and_evaluating_on_a_tree(letkd, tmp_path, augment):
     code, out, err = letkd("train", *options, "--set", "data.corrupt=skip", "--out", "skipped")
     assert code == 0, err
     assert "1 of 20 files of its train part cannot be decoded and are left out" in err
+
+
+def test_eval_takes_the_size_from_the_weights_then_the_network(letkd, tmp_path):
+    """A student of 48x32 pixels and plain weights of a 32-pixel network see a folder's images at their own sizes, not at 224."""
+    a_tree(tmp_path / "tree", {"ant": 10, "bee": 10}, size=(40, 32))
+    settings = [word for text in ("data.size=48x32", "data.workers=0", "data.batch_size=4") for word in ("--set", text)]
+    folder = ["--data", "folder", "--root", "tree"]
+    code, _, err = letkd("train", *folder, "--student", "resnet8_tiny", "--method", "ce", "--quick", *settings, "--out", "run")
+    assert code == 0, err
+    (tmp_path / "student.safetensors").write_bytes((tmp_path / "run" / "student.safetensors").read_bytes())
+    model = load_student("student.safetensors")
+    save_weights(model, "plain.safetensors")
+    mean, std = ("--mean", "0.485,0.456,0.406"), ("--std", "0.229,0.224,0.225")
+
+    def found(*arguments):
+        code, out, err = letkd("eval", *arguments)
+        assert code == 0, err
+        return row(out, "test"), err
+
+    by_run, by_facts = found("run")[0], found("student.safetensors", *folder)[0]
+    assert by_run == by_facts == found("resnet8_tiny", "--weights", "student.safetensors", *folder)[0]
+    by_network, err = found("resnet8_tiny", "--weights", "plain.safetensors", *folder)
+    assert "size" not in err
+    assert by_network == found("resnet8_tiny", "--weights", "plain.safetensors", *folder, "--size", "32", *mean, *std)[0]
+    assert by_run == found("resnet8_tiny", "--weights", "plain.safetensors", *folder, "--size", "48x32")[0]
+    assert len({by_run[3], by_network[3], found("run", "--size", "20")[0][3]}) == 3
+    (tmp_path / "own.py").write_text("from letkd import create_model as c\n\ndef net(num_classes):\n    m = c('resnet8_tiny', ")
+    with (tmp_path / "own.py").open("a") as file:
+        file.write("num_classes=num_classes)\n    m.input_size = None\n    return m\n")
+    _, err = found("own.py:net", "--weights", "plain.safetensors", *folder)
+    assert "does not say the size of its images: evaluated at 224x224; set another with --size" in err
+    _, err = found("resnet8_tiny", "--weights", "plain.safetensors", *folder, "--size", "40")
+    code, _, err = letkd("eval", "run", "--size", "a")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--size 'a': the size of images is one side (32) or height and width" in err
+
+
+def test_what_networks_get_of_a_tree(letkd, tmp_path):
+    a_tree(tmp_path / "tree", {"ant": 3}, size=(32, 32))
+    sentences = {
+        (): "networks get 224x224 (data.size): 0 images as they are, 3 scaled, shorter side to 256 (data.resize)",
+        ("--size", "32"): "networks get 32x32 (data.size): 1 images as they are, 2 scaled, shorter side to 37 (data.resize)",
+        ("--size", "32", "--resize", "40"): "0 images as they are, 3 scaled, shorter side to 40 (data.resize)",
+        ("--size", "16x32"): "0 images as they are, 3 scaled, until they cover 18x36 (data.resize), and the centre cut out",
+    }
+    for options, sentence in sentences.items():
+        code, out, err = letkd("data", "check", "folder", "--root", "tree", "--workers", 0, *options)
+        assert code == 0, err
+        assert sentence in out
+    code, _, err = letkd("data", "check", "folder", "--root", "tree", "--size", "32", "--resize", "30")
+    assert (code, "the cut is larger than what it is cut from" in err) == (2, True)

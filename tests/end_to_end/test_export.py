@@ -1,6 +1,7 @@
 """An exported student gives what the student gives, anywhere: without teacher, taps and letkd; and what cannot be exported is told."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from torch import nn
 from letkd import KDLayer, create_model, graft, load_student
 from letkd.data import load_data
 from letkd.data.loader import normalise
-from letkd.deploy.export import FORMATS, as_onnx, trace
+from letkd.deploy.export import FORMATS, as_onnx, is_convolutional, trace
 from letkd.deploy.facts import Facts
 from letkd.deploy.fold import FoldedKDLayer, fold_student
 from letkd.deploy.runners import need, open_model
@@ -105,6 +106,71 @@ def test_a_network_of_one_size_is_exported_at_that_size(network, said):
     assert "fixed to 8x8" in said()
 
 
+class Attention(nn.Module):
+    """Patches of 4x4 pixels that look at each other: runs at any size, and is no convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.fc = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        return self.fc((x @ x.transpose(1, 2)).softmax(dim=2) @ x).mean(dim=1)
+
+
+class Padded(nn.Module):
+    """Pads its images to a multiple of 16, with another operation if there is nothing to pad."""
+
+    def forward(self, x):
+        if short := -x.shape[2] % 16:
+            x = nn.functional.pad(x, (0, 0, 0, short))
+        return x.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("network", "convolutional"), [(Attention, False), (Padded, False), (Fickle, False), (lambda: zoo("resnet8_tiny"), True)]
+)
+def test_what_is_fully_convolutional(network, convolutional):
+    facts = Facts(num_classes=3, size=(16, 16))
+    assert is_convolutional(network().eval(), facts, (16, 16)) == convolutional
+
+
+def test_a_network_that_is_not_convolutional_is_fixed_unless_asked(said):
+    network, facts = Attention().eval(), Facts(num_classes=3, size=(16, 16))
+    traced = trace(network, facts)
+    assert traced.facts.dynamic == ("batch",)
+    assert "fixed to 16x16" in said()
+    opened = trace(network, facts, any_size=True)
+    assert opened.facts.dynamic == ("batch", "height", "width")
+    assert trace(zoo("resnet8_tiny"), facts, any_size=False).facts.dynamic == ("batch",)
+    assert said() == ""
+    with pytest.raises(ExportError, match=r"cannot follow the network at any size: .*; leave --size dynamic out"):
+        trace(FixedSize().eval(), Facts(num_classes=3, size=(8, 8)), any_size=True)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_fixed_batch_takes_any_number_of_images(to):
+    student = zoo("resnet8_tiny")
+    traced = trace(student, FACTS, batch=4, any_size=False)
+    assert (traced.facts.dynamic, traced.facts.batch) == ((), 4)
+    runner = FORMATS[to].run(FORMATS[to].write(traced), "x")
+    for n in (1, 4, 6):
+        x = torch.randint(256, (n, 3, 16, 16), dtype=torch.uint8)
+        with torch.no_grad():
+            wanted = student(normalise(x, FACTS.mean, FACTS.std))
+        torch.testing.assert_close(runner(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_opsets():
+    import onnx
+
+    traced = trace(Fickle(), Facts(num_classes=3, size=(32, 32)), any_size=False)
+    versions = [part.version for part in onnx.load_from_string(as_onnx(traced, 20)).opset_import if part.domain == ""]
+    assert versions == [20]
+    with pytest.raises(ExportError, match=r"opset|without --opset"):
+        as_onnx(traced, 999)
+
+
 def test_what_torch_cannot_follow_is_told():
     class Coin(nn.Module):
         def forward(self, x):
@@ -173,6 +239,8 @@ def test_an_exported_run_needs_no_letkd(letkd, run_folder, tmp_path, to, suffix)
     assert "max difference to the student on 32 random images: " in out
     assert "real images: " in out
     assert f"exported: {tmp_path / f's{suffix}'}" in out
+    assert re.search(r"^latency: [\d.]+ ms per batch of 1, [\d.]+ ms per batch of 32$", out, re.M)
+    assert re.search(r"\([\d.]+ MB\)$", out, re.M)
     x = load_data("digits").test.images[:5]
     torch.save(x, tmp_path / "x")
     files = [tmp_path / f"s{suffix}", tmp_path / "x", tmp_path / "y"]
@@ -184,6 +252,11 @@ def test_an_exported_run_needs_no_letkd(letkd, run_folder, tmp_path, to, suffix)
         wanted = student(normalise(x, facts["mean"], facts["std"]))
     torch.testing.assert_close(answer["y"], wanted, rtol=1e-4, atol=1e-4)
     assert (facts["classes"], facts["size"], facts["input"]) == (list("0123456789"), [32, 32], "uint8")
+    of_file, of_run = (letkd("eval", what, "--data", "digits", "--trust") for what in (files[0], run_folder))
+    assert (of_file[0], of_run[0]) == (0, 0), of_file[2]
+    assert of_file[1].splitlines()[-2].split()[:6] == of_run[1].splitlines()[-2].split()[:6]  # split, top-1 and top-5
+    code, _, err = letkd("eval", files[0], "--data", "digits", "--mean", "0,0,0")
+    assert (code, "leave --mean out" in err) == (2, True)
     content = files[0].read_bytes()
     assert str(ROOT).encode() not in content  # where the code lay when it was exported is nobody's business
 
@@ -194,6 +267,8 @@ def test_safetensors_with_prune(letkd, run_folder, tmp_path):
     assert "kd_penultimate: 16 templates, 0 never fired, 6 kept" in out
     assert "accuracy on test: " in out
     assert "time of a batch of 1: " in out
+    assert "latency: " in out
+    assert " MB)" in out
     student = load_student(tmp_path / "s.safetensors")
     assert [len(m.beta) for m in student.modules() if isinstance(m, FoldedKDLayer)] == [6, 6]
     header = read_header(tmp_path / "s.safetensors")
@@ -248,6 +323,12 @@ def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path
         ("{run}", ["--prune", "most"], "--prune most: say never, auto, or how many templates"),
         ("{run}", ["--to", "safetensors", "--input", "uint8"], "cannot normalise images"),
         ("{run}", ["--to", "safetensors", "--out", "{run}/student.safetensors"], "is the student itself"),
+        ("{run}", ["--to", "torch-export", "--opset", "18"], "--opset 18 is for ONNX files, and torch-export was asked for"),
+        ("{run}", ["--to", "safetensors", "--batch", "4"], "no size in it can be fixed; leave --batch and --size out"),
+        ("{run}", ["--batch", "some"], "--batch 'some': write a number, as in 8, or dynamic"),
+        ("{run}", ["--batch", "0"], "--batch '0': write a number"),
+        ("{run}", ["--size", "large"], "--size 'large': write height x width, as in 64x64, or fixed, or dynamic"),
+        ("{run}", ["--size", "fixed,dynamic"], "--size 'fixed,dynamic': write height x width"),
     ],
 )
 def test_what_cannot_be_exported_is_told(letkd, run_folder, tmp_path, what, more, says):
@@ -278,3 +359,22 @@ def test_a_student_file_of_ones_own_network(letkd, tmp_path):
     run = torch.export.load(tmp_path / "s.pt2").module()
     x = images(2, size=(20, 12))[0]
     torch.testing.assert_close(run(x), load_student(tmp_path / "s.safetensors", model=name)(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "shape"),
+    [
+        (["--batch", 2, "--size", "fixed"], "[2, 3, 32, 32]"),
+        (["--size", "48x40,fixed", "--batch", 3], "[3, 3, 48, 40]"),
+    ],
+)
+def test_sizes_of_the_exported_graph(letkd, run_folder, tmp_path, more, shape):
+    code, out, err = letkd("export", run_folder, "--to", "onnx", "--out", tmp_path / "s.onnx", *more)
+    assert code == 0, err
+    assert f"input: uint8 {shape}" in out
+    x = load_data("digits").test.images[:5]
+    student = open_model(run_folder / "student.safetensors")
+    assert ("real images: " in out) == ("48" not in shape)
+    assert ("compared on random images alone" in err) == ("48" in shape)
+    if "48" not in shape:
+        torch.testing.assert_close(open_model(tmp_path / "s.onnx")(x), student(x), rtol=1e-4, atol=1e-4)

@@ -74,9 +74,9 @@ def test_taps_of_ones_own_model_name_the_options_that_train_takes(letkd, nets, n
     code, out, err = letkd("taps", name, "--input", "3x32x32", "--num-classes", 10)
     assert code == 0, err
     assert re.search(r"^0\.1\.0\.0 +Conv2d +\[b 8 8 8\]$", out, re.M)
-    assert re.search(r"^0 +Sequential +\[b 8 8 8\] +← penultimate, proposed$", out, re.M)
+    assert re.search(r"^0 +Sequential +\[b 8 8 8\] +← penultimate, stage1, proposed$", out, re.M)
     assert re.search(r"^0\.1\.0 +Sequential +\[b 8 8 8\] +← intermediate, proposed$", out, re.M)
-    assert re.search(r"^3 +Linear +\[b 10\]$", out, re.M)
+    assert re.search(r"^3 +Linear +\[b 10\] +← pooled \(its input\), proposed$", out, re.M)
     (command,) = re.findall(r"^as student: letkd (train) … (.*)$", out, re.M)
     save_weights(create_model("resnet8_tiny", num_classes=10), "t.safetensors")
     teacher = ["--teacher", "resnet8_tiny", "--teacher-weights", "t.safetensors"]

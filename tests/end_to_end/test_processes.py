@@ -21,7 +21,7 @@ from letkd.supervision.stats import ClassMoments, Reservoir
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import scalars
 from letkd.train.launch import processes_from
-from tests.end_to_end.test_resume import recipe_for, same_end, teacher  # noqa: F401 - a fixture
+from tests.end_to_end.test_resume import MIXED, recipe_for, same_end, teacher  # noqa: F401 - a fixture
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(HERE.parents[1]), *sys.path))}
@@ -58,6 +58,7 @@ def whole(tmp_path_factory, teacher):  # noqa: F811
     folder = tmp_path_factory.mktemp("processes")
     plain = {name: recipe_for(name, teacher) for name in ("ce", "crd", "letkd-2")}
     exact = {f"exact-{name}": recipe_for(name, teacher, *EXACT) for name in ("letkd-2", "tdd")}
+    exact["exact-kd-mixed"] = recipe_for("kd", teacher, *EXACT, *MIXED)
     exact["exact-kd-cached"] = recipe_for("kd", teacher, *EXACT, "train.cache_views=2")
     recipes = write_recipes(folder / "recipes", {**plain, **exact})
     done = torchrun(recipes, folder / "whole")
@@ -87,7 +88,7 @@ def test_killed_processes_restart_and_end_with_the_same_bits(whole):
         same_end(folder / "whole" / name, folder / "killed" / name, pythons_stream=True)
 
 
-@pytest.mark.parametrize("name", ["exact-letkd-2", "exact-tdd", "exact-kd-cached"])
+@pytest.mark.parametrize("name", ["exact-letkd-2", "exact-tdd", "exact-kd-mixed", "exact-kd-cached"])
 def test_two_processes_are_one_process_at_the_same_global_batch(name, whole):
     """In float64, with BN over both: fits, losses, weights, statistics, evaluation."""
     folder, recipes = whole

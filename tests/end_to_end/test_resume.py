@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import torch
 
 import letkd.train.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
+from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
@@ -28,6 +32,7 @@ SMALL = [
     "student.model=resnet8_tiny",
     "teacher.model=resnet14_tiny",
 ]
+MIXED = ["data.augment=crop+randaugment", "data.erase=0.5", "data.mix=cutmix", "train.label_smoothing=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +97,9 @@ def stopped_after(steps: int, monkeypatch):
     monkeypatch.setattr(loop._Run, "_heed", counted)
 
 
-@pytest.mark.parametrize(("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7)])
+@pytest.mark.parametrize(
+    ("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7), ("mlkd", 4), ("reviewkd", 5)]
+)
 def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, teacher, tmp_path, monkeypatch):
     recipe = recipe_for(method, teacher)
     loop.train(recipe, tmp_path / "whole")
@@ -101,6 +108,20 @@ def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, t
         with pytest.raises(Stopped, match=rf"stopped in epoch {1 + (steps - 1) // 3} of {5 if method == 'ab' else 3}"):
             loop.train(recipe, tmp_path / "stopped")
     torch.manual_seed(123)  # whatever happened in between
+    loop.train(recipe, tmp_path / "stopped")
+    same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    "settings", [MIXED, ["data.augment=resized-crop+trivial", "data.mix=mixup"]], ids=["randaugment, cutmix", "trivial, mixup"]
+)
+def test_a_run_on_mixed_images_goes_on_at_the_next_step(settings, teacher, tmp_path, monkeypatch):
+    recipe = recipe_for("letkd-2", teacher, *settings)
+    loop.train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stopped_after(5, patch)
+        with pytest.raises(Stopped):
+            loop.train(recipe, tmp_path / "stopped")
     loop.train(recipe, tmp_path / "stopped")
     same_end(tmp_path / "whole", tmp_path / "stopped")
 
@@ -246,3 +267,53 @@ def test_clipping_bounds_the_gradient(teacher, tmp_path, monkeypatch):
     loop.train(recipe_for("ce", teacher, "train.epochs=1"), tmp_path / "free")
     assert max(norms) > 0.6
     assert max(clipped) <= 0.5 * 1.0001
+
+
+@pytest.mark.parametrize("moment", ["finished", "half-way", "between"])
+def test_a_run_extended_ends_as_if_planned_so(moment, teacher, tmp_path, monkeypatch):
+    schedule = ("optim.milestones=[1]", "methods.kd.T=4.0")
+    longer = recipe_for("kd", teacher, *schedule, "train.epochs=4")
+    loop.train(longer, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        if moment == "half-way":
+            stopped_after(5, patch)
+        with pytest.raises(Stopped) if moment == "half-way" else nullcontext():
+            loop.train(recipe_for("kd", teacher, *schedule), tmp_path / "run")
+    if moment == "between":  # killed after the old result was removed, before the new recipe was written
+        (tmp_path / "run" / "result.json").unlink()
+    assert loop.train(longer, tmp_path / "run").epochs == 4
+    same_end(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_whose_rates_would_be_others_is_not_extended(teacher, tmp_path):
+    loop.train(recipe_for("ce", teacher), tmp_path / "run")
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(RunError, match=r"with 9 epochs its rates would have been others: .* in epoch 3; keep them with --set"):
+        loop.train(recipe_for("ce", teacher, "train.epochs=9"), tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("change", ["teacher", "training images", "damage"])
+def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monkeypatch, said):
+    own = tmp_path / "teacher.safetensors"
+    shutil.copy(teacher, own)
+    recipe = recipe_for("kd", own)
+    with monkeypatch.context() as patch:
+        stopped_after(4, patch)
+        with pytest.raises(Stopped):
+            loop.train(recipe, tmp_path / "run")
+    if change == "teacher":
+        save_weights(create_model("resnet14_tiny", num_classes=10), own)
+    elif change == "damage":
+        (tmp_path / "run" / "inputs.json").write_text("{")
+    else:
+        read = loop.read_data
+        data = read(recipe)
+        other = replace(data.train, images=data.train.images.flip(0))
+        monkeypatch.setattr(loop, "read_data", lambda recipe: replace(data, train=other))
+    names = "inputs.json is damaged, so what they were is not known" if change == "damage" else change
+    with pytest.raises(RunError, match=rf"began with other inputs \({names}\); put back .* resume even so with --force"):
+        loop.train(recipe, tmp_path / "run")
+    said()
+    loop.train(recipe, tmp_path / "run", force=True)
+    assert f"resumes with other inputs than it began with ({names})" in said()

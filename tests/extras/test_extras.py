@@ -1,5 +1,6 @@
 """Networks of timm, torchvision and transformers, from `create_model` to a trained student; `make test-extras` installs all three."""
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -67,10 +68,11 @@ def test_networks_have_the_published_size_and_two_sites(name):
     model, example = create_model(name, num_classes=1000), torch.zeros(1, 3, 64, 64)
     assert parameters(model) == PUBLISHED[name]
     found = letkd.find_taps(model, example)
-    assert set(found) == {"penultimate", "intermediate"}
+    assert set(found) == {"penultimate", "intermediate", "stage1", "stage2", "stage3", "stage4", "pooled"}
+    assert found["pooled"].io == "input"
     output, f = probe(model, found, example)
     assert as_logits(output, model).shape == (1, 1000)
-    assert all(value.ndim == 4 for value in f.values())
+    assert all(value.ndim == (2 if role == "pooled" else 4) for role, value in f.items())
     assert macs(model, example) > 0
 
 
@@ -149,6 +151,7 @@ def test_transformers_of_another_image_size_get_a_sentence(letkd):
             "goes on with channels last [b h w d] after its last map ('norm' gives [1, 7, 7, 768])",
         ),
         ("transformers:ViTConfig", "goes on in tokens [b n d] after its last map ('vit.layernorm' gives [1, 197, 768])"),
+        ("transformers:SwinConfig", "goes on in tokens [b n d] after its last map"),
     ],
 )
 def test_transformers_of_images_get_no_proposal_but_a_reason(letkd, name, says):
@@ -156,7 +159,154 @@ def test_transformers_of_images_get_no_proposal_but_a_reason(letkd, name, says):
     code, out, _ = letkd("taps", name)
     assert code == 0
     assert says in out
-    assert "--tap" not in out
+    assert re.findall(r"--tap (\w+)=", out) == ["pooled"]
+
+
+# ------------------------------------------------------------------------------------------------ folders of transformers
+
+SMALL = {
+    "ViTConfig": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 32,
+    },
+    "SwinConfig": {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 4},
+    "Dinov2Config": {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+    "ResNetConfig": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A classifier of three classes as `save_pretrained` writes it, and the classifier."""
+
+    def save(kind="ViTConfig", classes=("red", "blue", "green"), size=32):
+        needs("transformers")
+        import transformers
+
+        labels = dict(enumerate(classes))
+        config = getattr(transformers, kind)(**SMALL[kind], id2label=labels, label2id={name: k for k, name in labels.items()})
+        model = transformers.AutoModelForImageClassification.from_config(config).eval()
+        model.save_pretrained(tmp_path / "saved")
+        fed = {
+            "do_normalize": True,
+            "image_mean": [0.1, 0.2, 0.3],
+            "image_std": [0.5, 0.6, 0.7],
+            "size": {"height": size, "width": size},
+        }
+        (tmp_path / "saved" / "preprocessor_config.json").write_text(json.dumps(fed))
+        return tmp_path / "saved", model
+
+    return save
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_folder_of_transformers_loads_whatever_its_keys_on_disk(saved, kind, monkeypatch):
+    folder, model = saved(kind)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("somebody asked the network"))
+    x = torch.rand(2, 3, 32, 32)
+    for name, weights in [
+        (f"transformers:{folder}", folder),
+        (f"transformers:{folder}", "own"),
+        (f"transformers:{kind}", folder / "model.safetensors"),
+    ]:
+        loaded = create_model(name, num_classes=3, weights=weights).eval()
+        torch.testing.assert_close(as_logits(loaded(x), loaded), as_logits(model(x), model))
+
+
+def test_a_folder_of_transformers_with_another_head(saved, said):
+    folder, _ = saved()
+    with pytest.raises(
+        LetkdError, match=r"does not fit ViTForImageClassification with 5 classes: 2 weights .*classifier.bias \[3\] for \[5\]"
+    ):
+        create_model(f"transformers:{folder}", num_classes=5, weights=folder)
+    model = create_model(f"transformers:{folder}", num_classes=5, weights=folder, new_head=True)
+    assert as_logits(model(torch.rand(1, 3, 32, 32)), model).shape == (1, 5)
+    assert "its classifier has other classes and is trained from the start" in said()
+
+
+def test_a_folder_without_its_classifier_is_refused(saved):
+    """As released DINOv2 checkpoints are: transformers by itself would draw a classifier at random."""
+    import safetensors.torch
+
+    folder, _ = saved("Dinov2Config")
+    path = folder / "model.safetensors"
+    held = {key: value for key, value in safetensors.torch.load_file(path).items() if not key.startswith("classifier")}
+    safetensors.torch.save_file(held, path, {"format": "pt"})
+    with pytest.raises(LetkdError, match=r"2 weights are missing or of another shape \(classifier.bias, classifier.weight\)"):
+        create_model(f"transformers:{folder}", num_classes=3, weights=folder)
+
+
+def test_no_pickle_is_read_and_no_code_of_the_folder_runs(saved, tmp_path):
+    folder, model = saved()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    remote = {"auto_map": {"AutoConfig": "evil.Evil", "AutoModelForImageClassification": "evil.Evil"}}
+    for table in ({**config, **remote}, {**config, **remote, "model_type": "evil"}):
+        (folder / "config.json").write_text(json.dumps(table))
+        for weights in (folder, None):
+            with contextlib.suppress(LetkdError):
+                create_model(f"transformers:{folder}", num_classes=3, weights=weights)
+    assert not (tmp_path / "ran").exists()
+    for key, value in {
+        "quantization_config": {"quant_method": "bitsandbytes"},
+        "attn_implementation": "someone/kernel",
+    }.items():
+        (folder / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(LetkdError, match=f"asks for {key} = .*may fetch or run other code"):
+            create_model(f"transformers:{folder}", num_classes=3, weights=folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(LetkdError, match="pickled weights are not read"):
+        create_model(f"transformers:{folder}", num_classes=3, weights=folder)
+
+
+def test_a_folder_of_transformers_says_what_it_was_trained_on(saved):
+    from letkd.data import Dataset, Split
+    from letkd.recipes.schema import Teacher
+    from letkd.train.teachers import build_teacher
+
+    folder, _ = saved(size=32)
+    split = Split(torch.zeros(3, 3, 24, 24, dtype=torch.uint8), torch.arange(3))
+    data = Dataset("x", split, split, split, classes=("blue", "green", "red"), mean=(0.5,) * 3, std=(0.5,) * 3, flip=True)
+    _, seen = build_teacher(Teacher(model=f"transformers:{folder}", weights="own"), data)
+    assert (seen.mean, seen.std, seen.size) == ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7), (32, 32))
+    assert seen.order == (1, 2, 0)
+
+
+def test_timm_says_what_its_networks_were_trained_on(tmp_path):
+    needs("timm")
+    from letkd.data import Dataset, Split
+    from letkd.recipes.schema import Teacher
+    from letkd.train.teachers import build_teacher
+
+    split = Split(torch.zeros(3, 3, 64, 64, dtype=torch.uint8), torch.arange(3))
+    data = Dataset("x", split, split, split, classes=("a", "b", "c"), mean=(0.5,) * 3, std=(0.5,) * 3, flip=True)
+    save_weights(create_model("timm:mobilenetv3_small_050", num_classes=3), tmp_path / "w.safetensors")
+    weights = str(tmp_path / "w.safetensors")
+    _, seen = build_teacher(Teacher(model="timm:mobilenetv3_small_050", weights=weights), data)
+    assert (seen.mean, seen.std, seen.size) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (224, 224))
+    _, seen = build_teacher(
+        Teacher(model="timm:mobilenetv3_small_050", weights=weights, size=64, mean=(0.5,) * 3, std=(0.5,) * 3), data
+    )
+    assert seen.differences() == {}
+
+
+@pytest.mark.parametrize("method", ["fitnet", "at", "crd"])
+def test_feature_methods_run_on_foreign_networks_without_a_word(letkd, folder, method):
+    needs("timm")
+    needs("transformers")
+    save_weights(create_model("timm:resnet18", num_classes=10), "w.safetensors")
+    networks = ("--teacher", "timm:resnet18", "--teacher-weights", "w.safetensors", "--student", "torchvision:mobilenet_v2")
+    code, _, err = letkd(
+        *("train", f"digits/tiny/{method}", *networks, "--quick", "--out", "run"),
+        *("--set", "teacher.size=64", "--set", "train.steps=1", "--set", "data.batch_size=8"),
+    )
+    assert code == 0, err
+    assert "no taps named, so those that `letkd taps` proposes: penultimate=" in err
 
 
 OWN = """

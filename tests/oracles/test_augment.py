@@ -202,7 +202,7 @@ def test_resized_crops_against_float64(w, h, flip):
     cut = np.asarray(picture, np.float64)[top:bottom, left:right]
     expected = triangle(triangle(cut, 24, 0), 24, 1)
     expected = expected[:, ::-1] if flip else expected
-    got = augment.picture(picture, shape[0], place[0], torch.tensor(flip), size=24, resize=99)
+    got = augment.picture(picture, shape[0], place[0], torch.tensor(flip), size=(24, 24), resize=99)
     assert np.abs(np.asarray(got, np.float64) - expected).max() <= 1.01  # each direction is rounded once
 
 
@@ -213,7 +213,7 @@ def test_resized_crops_in_memory_are_those_of_pictures():
     got = augment(images, *draws)
     for k in range(6):
         picture = Image.fromarray(images[k].permute(1, 2, 0).numpy())
-        one = augment.picture(picture, *(rows[k] for rows in draws), size=16, resize=16)
+        one = augment.picture(picture, *(rows[k] for rows in draws), size=(16, 16), resize=16)
         assert np.array_equal(np.asarray(one), got[k].permute(1, 2, 0).numpy())
     assert augment(images[:0], *(rows[:0] for rows in draws)).shape == (0, 3, 16, 16)
 
@@ -225,5 +225,5 @@ def test_the_view_of_evaluation_against_float64(w, h):
     sw, sh = (long, 48) if w > h else (48, long)
     scaled = triangle(triangle(np.asarray(picture, np.float64), sh, 0), sw, 1)
     top, left = (sh - 42) // 2, (sw - 42) // 2
-    got = np.asarray(Augment().picture(picture, size=42, resize=48), np.float64)
+    got = np.asarray(Augment().picture(picture, size=(42, 42), resize=48), np.float64)
     assert np.abs(got - scaled[top : top + 42, left : left + 42]).max() <= 1.01

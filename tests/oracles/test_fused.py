@@ -252,6 +252,17 @@ def test_what_is_exported_or_compiled_is_the_plain_form():
 # ------------------------------------------------------------------------------------------------ labels
 
 
+def test_the_tail_that_is_dropped_changes_the_kl_by_less_than_1e_4():
+    """More than rounding, so it is said wherever the fused loss is (docs/deviations.md, D48)."""
+    K, size = 4096, (1, 64, 4, 4)
+    f, x, rho = (torch.randn(*shape, dtype=torch.float64) for shape in (size, size, (K, 64)))
+    omega = 3 * nn.functional.normalize(torch.randn(K, 64, 1, 1, dtype=torch.float64), dim=1)
+    a = nn.functional.conv2d(nn.functional.normalize(x, dim=1), omega)
+    entries = largest_entries(pixels(f), rho, 0.5, least=1e-7)
+    kl = fused.label_kl(entries, x, omega, fused.log_partition(x, omega))
+    assert 1e-6 < abs(kl - pixel_kl(soft_assign(f, rho, 0.5), a)) < 1e-4
+
+
 def test_largest_entries_are_soft_assign_without_its_tail():
     f, rho = torch.randn(2, 4, 3, 5).double(), torch.randn(40, 4).double()
     p_T = pixels(soft_assign(f, rho, 6.0))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from letkd.recipes import list_cells, list_methods, list_pairs
-from letkd.report.paper import PaperResult, paper_result, paper_results
+from letkd.recipes import list_cells, list_methods, list_pairs, resolve
+from letkd.report.paper import MODERN, PaperResult, paper_result, paper_results, published_results
 
 NAMED = os.environ.get("LETKD_PAPER")
 PAPER = Path(NAMED) if NAMED else Path(__file__).parents[3] / "shared" / "paper" / "letkd.tex"
@@ -43,11 +43,44 @@ def test_every_pair_and_method_of_cifar100_has_a_recipe():
     assert {cell.rpartition("/")[2] for cell in others} <= set(list_methods())
 
 
+def test_published_numbers_are_accuracies_of_other_methods_with_their_sources():
+    assert not published_results().keys() & paper_results().keys()
+    assert set(published_results()) <= set(list_cells())
+    assert {cell.rpartition("/")[2] for cell in published_results()} == {
+        name for name in MODERN if not name.startswith("letkd")
+    }
+    for cell, result in published_results().items():
+        pair = cell.rpartition("/")[0]
+        student, teacher = paper_result(f"{pair}/ce"), paper_result(f"{pair}/teacher")
+        assert student.mean < result.mean < (80 if teacher is None else teacher.mean + 3), cell
+        assert result.source, cell
+        assert ("epoch" in result.mark) == ("logit-standardization" in result.source), cell
+        assert paper_result(cell) == result
+
+
 def test_only_letkd_has_a_std_and_in_the_main_tables_always():
     for cell, result in paper_results().items():
         data, pair, method = cell.split("/")
         ours = data in ("cifar100", "tiny-imagenet") and method in ("letkd-1", "letkd-2") and pair != "rn83-rn29"
         assert (result.std is not None) == ours, cell
+
+
+# Supplement, "Hyperparameters": α = 1 in all models except these; the ablations' own zeros stay.
+ALPHAS = {
+    "cifar100/rn50-mnv2": {"penultimate": 0.1, "intermediate": 0.2},
+    "tiny-imagenet/rn50-mnv2": {"penultimate": 0.5, "intermediate": 1.0},
+}
+ZEROS = {("letkd-2-01", "intermediate"), ("letkd-2-10", "penultimate")}
+
+
+@pytest.mark.parametrize("pair", list_pairs())
+def test_every_row_with_a_kd_layer_takes_the_papers_alpha(pair):
+    rows = [method for method in list_methods() if "letkd" in resolve(pair, method=method).methods]
+    assert {"letkd-1", "letkd-1-2", "letkd-1-3x3", "letkd-2", "letkd-inter-1", "fitnet-layer", "fitnet-letkd-1"} <= set(rows)
+    for method in rows:
+        for role, site in resolve(pair, method=method).methods["letkd"]["sites"].items():
+            expected = 0.0 if (method, role) in ZEROS else ALPHAS.get(pair, {}).get(role, 1.0)
+            assert site.get("alpha", 1.0) == expected, (method, role)
 
 
 def test_the_grid_of_alphas_holds_quest_and_letkd():

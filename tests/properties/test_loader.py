@@ -8,7 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from letkd.data import Augment, CropFlip, Loader, ResizedCropFlip, RotateFlip, Split
+from letkd.data import (
+    Augment,
+    Chain,
+    CropFlip,
+    Erase,
+    Loader,
+    Mix,
+    RandAugment,
+    ResizedCropFlip,
+    RotateFlip,
+    Split,
+    Strong,
+    TrivialAugment,
+)
 from letkd.data.base import stratified
 from letkd.data.loader import normalise
 from letkd.errors import DataError
@@ -29,7 +42,12 @@ def batches(n: int, b: int, epoch: int = 1, **options):
 
 def same(one, two) -> bool:
     return len(one) == len(two) and all(
-        torch.equal(p.x, q.x) and torch.equal(p.y, q.y) and torch.equal(p.index, q.index) and p.epoch == q.epoch
+        torch.equal(p.x, q.x)
+        and torch.equal(p.y, q.y)
+        and torch.equal(p.index, q.index)
+        and p.epoch == q.epoch
+        and p.lam == q.lam
+        and (p.y2 is q.y2 is None or torch.equal(p.y2, q.y2))
         for p, q in zip(one, two, strict=True)
     )
 
@@ -93,13 +111,25 @@ def test_another_epoch_or_seed_gives_another_order_and_other_crops(seed, epoch):
         assert not torch.equal(this[0].x[this[0].index.argsort()], other[0].x[other[0].index.argsort()])
 
 
-augments = st.sampled_from([None, Augment(), CropFlip(), RotateFlip(), ResizedCropFlip()])
+policies = [Chain((CropFlip(), RandAugment(), Erase(0.5))), Chain((ResizedCropFlip(), TrivialAugment())), Erase(0.5)]
+augments = st.sampled_from([None, Augment(), CropFlip(), RotateFlip(), ResizedCropFlip(), *policies])
+mixes = st.sampled_from([None, Mix("mixup"), Mix("cutmix", 0.5)])
 
 
 @settings(deadline=None, max_examples=60)
-@given(n=sizes, b=st.integers(1, 20), epoch=epochs, augment=augments, shuffle=st.booleans(), drop=st.booleans(), data=st.data())
-def test_an_epoch_begun_later_goes_on_as_the_whole_one(n, b, epoch, augment, shuffle, drop, data):
-    loader = Loader(a_split(n), min(b, n), mean=MEAN, std=STD, augment=augment, shuffle=shuffle, drop_last=drop, seed=3)
+@given(
+    n=sizes,
+    b=st.integers(1, 20),
+    epoch=epochs,
+    augment=augments,
+    mix=mixes,
+    shuffle=st.booleans(),
+    drop=st.booleans(),
+    data=st.data(),
+)
+def test_an_epoch_begun_later_goes_on_as_the_whole_one(n, b, epoch, augment, mix, shuffle, drop, data):
+    options = {"augment": augment, "mix": mix, "shuffle": shuffle, "drop_last": drop, "seed": 3}
+    loader = Loader(a_split(n), min(b, n), mean=MEAN, std=STD, **options)
     loader.set_epoch(epoch)
     whole = list(loader)
     start = data.draw(st.integers(0, len(whole)))
@@ -117,11 +147,20 @@ def test_an_epoch_begun_later_goes_on_as_the_whole_one(n, b, epoch, augment, shu
     world=st.integers(1, 5),
     epoch=epochs,
     augment=augments,
+    mix=mixes,
     drop=st.booleans(),
     start=st.integers(0, 1),
 )
-def test_the_parts_of_all_processes_make_up_the_one_process_batch(n, b, world, epoch, augment, drop, start):
-    options = {"mean": MEAN, "std": STD, "augment": augment, "shuffle": True, "drop_last": drop and b <= n, "seed": 7}
+def test_the_parts_of_all_processes_make_up_the_one_process_batch(n, b, world, epoch, augment, mix, drop, start):
+    options = {
+        "mean": MEAN,
+        "std": STD,
+        "augment": augment,
+        "mix": mix,
+        "shuffle": True,
+        "drop_last": drop and b <= n,
+        "seed": 7,
+    }
     if world > b:
         with pytest.raises(DataError, match=f"batch_size={b} for {world} processes"):
             Loader(a_split(n), b, rank=0, world=world, **options)
@@ -136,6 +175,8 @@ def test_the_parts_of_all_processes_make_up_the_one_process_batch(n, b, world, e
         assert torch.equal(batch.x, torch.cat([part.x for part in parts]))
         assert torch.equal(batch.y, torch.cat([part.y for part in parts]))
         assert torch.equal(batch.index, torch.cat([part.index for part in parts]))
+        assert mix is None or torch.equal(batch.y2, torch.cat([part.y2 for part in parts]))
+        assert {part.lam for part in parts} == {batch.lam}
         counts = [len(part.y) for part in parts]
         assert max(counts) - min(counts) <= 1
         assert counts == sorted(counts, reverse=True)
@@ -255,3 +296,39 @@ def test_stratified_takes_its_count_of_every_class_and_smaller_draws_lie_in_larg
     for c, n in zip(*labels.unique(return_counts=True), strict=True):
         assert int(small[labels == c].sum()) == int(shares[0] * int(n))
     assert bool((large | ~small).all())
+
+
+# ------------------------------------------------------------------------------------------------ second views
+
+
+@settings(deadline=None, max_examples=25)
+@given(n=st.integers(6, 40), b=st.integers(3, 9), seed=seeds, epoch=epochs, world=st.integers(1, 3), start=st.integers(0, 3))
+def test_a_second_view_is_drawn_apart_and_resumed_and_shared_like_the_first(n, b, seed, epoch, world, start):
+    crop = CropFlip(pad=2)
+    options = {"seed": seed, "shuffle": True, "augment": crop}
+    alone, whole = batches(n, b, epoch, **options), batches(n, b, epoch, **options, second=Strong(crop))
+    assert same(alone, whole), "the first view changed"
+    parts = [batches(n, b, epoch, **options, second=Strong(crop), rank=rank, world=world) for rank in range(world)]
+    for k, batch in enumerate(whole):
+        assert batch.second.shape == batch.x.shape
+        assert torch.equal(torch.cat([part[k].second for part in parts]), batch.second)
+    loader = Loader(a_split(n), b, mean=MEAN, std=STD, **options, second=Strong(crop))
+    start = min(start, len(loader))
+    loader.set_epoch(epoch, start)
+    rest = list(loader)
+    assert same(rest, whole[start:])
+    assert all(torch.equal(one.second, two.second) for one, two in zip(rest, whole[start:], strict=True))
+
+
+def test_a_second_view_drawn_like_the_first_is_of_the_same_images_and_another():
+    views = [batches(40, 40, epoch, augment=CropFlip(pad=3), second=CropFlip(pad=3))[0] for epoch in (1, 2)]
+    plain = batches(40, 40, second=Augment())[0]
+    assert torch.equal(plain.second, plain.x)
+    for batch in views:
+        assert not torch.equal(batch.second, batch.x)
+    assert not torch.equal(views[0].second, views[1].second)
+
+
+def test_fixed_views_and_a_second_view_are_refused():
+    with pytest.raises(DataError, match="fixed views and a second view"):
+        batches(8, 4, views=2, second=Augment())

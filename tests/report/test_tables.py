@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from letkd.methods import KD, METHODS
 from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
 from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
-from letkd.report.paper import ORDER, paper_results, place
+from letkd.report.paper import ORDER, named_methods, paper_results, place
 from letkd.report.results import HEAD, best_of, detail, matrix, plain
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
@@ -83,11 +84,39 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "73.27",
     )
     assert rows[0]["last_test_std"] == ""
+    assert (rows[3]["paper_source"], rows[3]["paper_mark"]) == ("paper", "")
     against = detail(PAIR, groups[1:], {}, against="at")
     assert [row[3].text for row in against.rows] == ["+0.00 (1)", "–", "+3.00 [+3.00, +3.00] (2)"]
     assert r"$\Delta$ to AT" in as_latex(against)
     by_csv = {row["title"]: row for row in csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {}, against="AT"))))}
     assert (by_csv["letKD-2"]["difference_to"], float(by_csv["letKD-2"]["difference_mean"])) == ("AT", 3.0)
+
+
+def test_numbers_that_are_not_the_papers_name_their_source_and_mark(tmp_path):
+    a_run(tmp_path / "a", f"{PAIR}/kd-ls", 71.0)
+    a_run(tmp_path / "b", f"{PAIR}/dist", 71.5)
+    groups = find_groups([tmp_path])
+    text = as_markdown(matrix(groups))
+    assert "| KD-LS | 71.00 (1) (published 71.43, best test epoch) |" in text
+    assert "| DIST | **71.50 (1)** (published 71.75 ± 0.30) |" in text
+    grid = detail(PAIR, groups, {})
+    assert [(row[4].text, row[4].below) for row in grid.rows] == [("71.43", "best test epoch"), ("71.75 ± 0.30", "")]
+    source = "README of sunshangquan/logit-standardization-KD"
+    assert f"KD-LS: 71.43 is no number of the paper; published in: {source}." in grid.notes
+    rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
+    assert (rows[0]["paper_mean"], rows[0]["paper_source"], rows[0]["paper_mark"]) == ("71.43", source, "best test epoch")
+
+
+def test_groups_of_methods():
+    assert set(named_methods("all")) == set(list_methods()) - {"teacher"}
+    assert named_methods("paper")[:2] == ["ce", "kd"]
+    assert named_methods("paper")[-2:] == ["letkd-1", "letkd-2"]
+    modern = named_methods("modern")
+    assert modern[:6] == ["kd-ls", "dkd-ls", "dist", "reviewkd", "srd", "mlkd"]
+    assert all(name.startswith("letkd-") for name in modern[6:])
+    assert not set(modern) & set(named_methods("paper"))
+    assert named_methods("letkd-2, modern,kd,letkd-2") == ["letkd-2", *modern, "kd"]
+    assert named_methods("kd,no-such") == ["kd", "no-such"]
 
 
 def test_a_teacher_stands_with_the_pairs_of_its_students_and_does_not_compete(tmp_path):
@@ -114,6 +143,14 @@ def test_other_settings_make_another_row_and_are_told(tmp_path):
     ]
     notes = " ".join(detail(PAIR, groups, {}).notes)
     assert f"settings other than the recipe's: {key} = 16." in notes
+
+
+def test_how_good_the_teacher_was_stands_below_the_table(tmp_path):
+    a_run(tmp_path / "a", f"{PAIR}/kd", 70.0)
+    assert "teacher gave" not in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
+    path = tmp_path / "a" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "teacher_top1": 72.5}))
+    assert "The teacher gave 72.50 % on validation images" in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
 
 
 def test_what_is_not_finished_is_not_counted(tmp_path):

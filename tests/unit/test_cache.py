@@ -1,6 +1,8 @@
 """A step that reads from a cache is the step that runs the teacher, on the same views; shards are right, or made anew."""
 
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from safetensors.torch import save
 from letkd.cache import SHARD, TeacherCache
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller import Distiller
-from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError
-from letkd.methods import AT, CRD, DKD, KD, SP, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
+from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError, RunError, Stopped
+from letkd.files import hold
+from letkd.methods import AT, CRD, DIST, DKD, KD, SP, SRD, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.supervision.labels import Entries, Rows, few
 from tests.conftest import SIZE, C, a_distiller, a_teacher, same_state, steps
@@ -37,6 +40,7 @@ def fitted(method: Method | list[Method], loader: Loader, **options) -> Distille
 METHODS = {
     "kd": lambda: KD(),
     "dkd": lambda: DKD(warmup=1),
+    "dist and srd": lambda: [DIST(), SRD()],
     "crd": lambda: CRD(8, 4),
     "tdd": lambda: TDD(("stage2", "stage3")),
     "quest": lambda: quest(6),
@@ -52,7 +56,7 @@ METHODS = {
 def test_losses_and_a_short_runs_weights_are_those_of_the_teacher_on_the_same_views(name, fused, tmp_path):
     """Half precision and labels below 1e-4 of the largest are all that differs: 1e-3 of the loss, exact for vectors."""
     ends, losses = [], []
-    exact = name in ("kd", "dkd", "crd", "tdd", "crd and kd")
+    exact = name in ("kd", "dkd", "dist and srd", "crd", "tdd", "crd and kd")
     for cached in (False, True):
         loader = a_loader()
         distiller = fitted(METHODS[name](), loader, fused=fused)
@@ -211,6 +215,70 @@ def test_a_view_half_made_goes_on_and_a_stop_is_heeded_after_each_shard(tmp_path
     cache.prepare(0, lambda: calls.append(1))
     assert len(calls) == 2 + 4
     assert shards(tmp_path / "half") == shards(tmp_path / "whole")
+
+
+def test_runs_that_need_the_same_view_at_the_same_time_make_it_once(tmp_path, monkeypatch):
+    import letkd.cache as module
+
+    monkeypatch.setattr(module, "SHARD", 5)
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.01)
+    made, make = [], TeacherCache._make
+
+    def slow(self, items, origins, view, s):
+        if any(self._open(name, origins[name], view, s) is None for name in items):
+            made.append(s)
+            time.sleep(0.1)
+        make(self, items, origins, view, s)
+
+    monkeypatch.setattr(TeacherCache, "_make", slow)
+    caches = []
+    for _ in range(3):
+        loader = a_loader()
+        caches.append(TeacherCache(fitted(letkd2(6, 2), loader), loader, tmp_path / "shared"))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda cache: cache.prepare(0), caches))
+    n = len(shards(tmp_path / "shared")) // 2
+    assert n > 3
+    assert sorted(made) == list(range(n))
+    assert not list((tmp_path / "shared").rglob("*.lock"))
+
+
+def test_waiting_for_another_run_is_told_heeds_a_stop_and_ends_with_the_other(tmp_path, monkeypatch, said):
+    import letkd.cache as module
+
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.01)
+    loader = a_loader()
+    cache = TeacherCache(fitted(KD(), loader), loader, tmp_path)
+    ((name, origin),) = cache._origins().items()
+    lock = cache._path(name, origin, 0, 0).with_name(".00000.lock")
+    lock.parent.mkdir(parents=True)
+    calls = []
+
+    def stop() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise Stopped("stopped")
+
+    with hold(lock):
+        with pytest.raises(Stopped):
+            cache.prepare(0, stop)
+        assert said().count("another run is making it; waiting") == 1
+        assert not shards(tmp_path)
+    cache.prepare(0)  # the other let go without having made it
+    assert len(shards(tmp_path)) == 1
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path):
+    loader = a_loader()
+    cache = TeacherCache(fitted(KD(), loader), loader, tmp_path / "cache")
+    ((name, origin),) = cache._origins().items()
+    lock = cache._path(name, origin, 0, 0).with_name(".00000.lock")
+    lock.parent.mkdir(parents=True)
+    (tmp_path / "precious").write_text("years of work")
+    lock.symlink_to(tmp_path / "precious")
+    with pytest.raises(RunError, match="cannot be used as a lock: it is a link"):
+        cache.prepare(0)
+    assert (tmp_path / "precious").read_text() == "years of work"
 
 
 def test_what_is_mapped_is_not_read_into_memory(tmp_path):

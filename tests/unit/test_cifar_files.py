@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from letkd.data import load_data
-from letkd.data.pickles import Unpickler
+from letkd.data import cifar, load_data, pickles, unpack
+from letkd.data.pickles import Unpickler, read_pickle
 from letkd.errors import DataError
 
 PER_FILE = 12
@@ -397,6 +397,62 @@ def test_the_admitted_names_cannot_be_bent_or_misused(tmp_path):
         with pytest.raises(DataError, match="train is no readable pickle"):
             load_data("cifar100", root=tmp_path / str(k))
     assert not any("values" in vars(known) for known in Unpickler.STAND_INS.values())
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        pytest.param(b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"K\x01s.", id="a key nested many times"),
+        pytest.param(b"\x80\x02}(" + b")" + b"\x85" * 200_000 + b"K\x01u.", id="the same among others"),
+        pytest.param(b"\x80\x02()" + b"\x85" * 200_000 + b"K\x01d.", id="the same in protocol 0"),
+        pytest.param(b"\x80\x04\x8f(" + b")" + b"\x85" * 200_000 + b"\x90.", id="the same in a set"),
+        pytest.param(
+            b"\x80\x02]c_codecs\nencode\n(X\x00\x00\x10\x00"
+            + b"x" * (1 << 20)
+            + b"X\x06\x00\x00\x00latin1tq\x00Ra"
+            + b"("
+            + b"c_codecs\nencode\nh\x00R" * 100
+            + b"e.",
+            id="one text a hundred times",
+        ),
+        pytest.param(b"\x80\x04" + b"]" * 400_000 + b".", id="many lists"),
+        pytest.param(b"\x80\x04\x95" + (400_001).to_bytes(8, "little") + b"]" * 400_000 + b".", id="many lists in a frame"),
+        pytest.param(b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.", id="a bytearray of a terabyte"),
+    ],
+)
+def test_pickles_that_would_fill_memory_or_end_the_process(monkeypatch, bomb):
+    """Each is small; what it would become is not."""
+    monkeypatch.setattr(pickles._Counted, "left", 300_000)
+    with pytest.raises(DataError, match="x is no readable pickle"):
+        read_pickle("x", bomb)
+
+
+def test_a_memo_with_a_large_number_takes_no_memory():
+    """The reader in C would make it two thousand million places long."""
+    assert read_pickle("x", b"\x80\x02}r\xff\xff\xff\x7f.") == {}
+
+
+def test_archives_and_files_larger_than_the_official_ones_are_refused(tmp_path, monkeypatch):
+    """Before they are decompressed or read; a header of megabytes, too, which the tar reader takes whole."""
+    monkeypatch.setattr(cifar, "LARGEST", 1 << 20)
+    monkeypatch.setattr(unpack, "SLACK", 1 << 20)
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    large = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+    large.size = 40 << 20
+    other = tarfile.TarInfo("cifar-10-batches-bin/other")
+    other.size = 40 << 20
+    header = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+    header.pax_headers = {"comment": "x" * (5 << 20)}
+    for member in (large, other, header):
+        with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT, compresslevel=1) as archive:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+        with pytest.raises(DataError, match=r"binary\.tar\.gz would unpack to more bytes than it may have: refused"):
+            load_data("cifar10", root=tmp_path)
+    path.unlink()
+    with (unpacked(tmp_path, "cifar10", "binary") / "data_batch_2.bin").open("r+b") as file:
+        file.truncate(1 << 40)  # sparse: it takes no room
+    with pytest.raises(DataError, match="cifar-10-batches-bin has files of more than 1,048,576 bytes, which CIFAR does not"):
+        load_data("cifar10", root=tmp_path)
 
 
 def test_validation_is_held_out_of_the_training_files_alone(tmp_path):

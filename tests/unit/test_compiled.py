@@ -2,6 +2,7 @@
 
 import copy
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -103,3 +104,18 @@ def test_a_run_takes_its_steps_in_compiled_parts(tmp_path, monkeypatch):
     train(resolve("digits/tiny/ce", settings=settings), tmp_path / "two")
     one, two = (read_state_dict(tmp_path / name / "student.safetensors") for name in ("one", "two"))
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_distiller_can_be_compiled_as_a_whole(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks of shapes cannot be traced
+    plain = one_with_letkd1()
+    other = copy.deepcopy(plain)
+    batch = a_stream()[0]
+    one, two = plain(batch), torch.compile(other, backend="eager")(batch)
+    one.loss.backward()
+    two.loss.backward()
+    assert two.terms.keys() == one.terms.keys()
+    for name, term in one.terms.items():
+        torch.testing.assert_close(two.terms[name], term, msg=name)
+    for (name, p), q in zip(plain.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5, msg=name)

@@ -9,7 +9,10 @@ from sklearn.datasets import load_digits
 
 from letkd.data import Dataset, Split, load_data
 from letkd.data.base import READERS
+from letkd.data.loader import eval_batch
 from letkd.errors import DataError
+from letkd.recipes import resolve
+from letkd.train.build import eval_loader
 
 
 def a_split(n: int = 6, label: int = 0, size: int = 4) -> Split:
@@ -191,3 +194,17 @@ def test_unknown_name_gets_the_nearest():
     with pytest.raises(DataError, match="no data set 'cifar1000'; nearest: cifar100, cifar10"):
         load_data("cifar1000")
     assert {"digits", "cifar10", "cifar100"} <= set(READERS)
+
+
+def test_evaluation_batches_are_large_for_small_images_alone():
+    """So that memory does not grow with the images' size where the recipe asks for small batches."""
+    assert eval_batch((32, 32), 16) == eval_batch((64, 64), 16) == 128
+    assert eval_batch((224, 224), 8) == 10
+    assert eval_batch((224, 224), 256) == 256
+    assert eval_batch((4096, 4096)) == 1
+    recipe = resolve("digits/tiny/ce", settings=["data.batch_size=2"])
+    large = Split(torch.zeros(9, 3, 512, 512, dtype=torch.uint8), torch.zeros(9).long())
+    data = Dataset("large", large, large, large, classes=("a",), mean=(0.5,) * 3, std=(0.5,) * 3, flip=True)
+    assert eval_loader(recipe, data, large).batch_size == 2
+    assert eval_loader(recipe, data, large, world=4).batch_size == 4
+    assert eval_loader(recipe, data, load_data("digits").test).batch_size == 128

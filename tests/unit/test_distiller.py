@@ -11,6 +11,7 @@ from torch import nn
 
 from letkd import Batch, KDLayer, create_model
 from letkd.distiller import Distiller, Step
+from letkd.errors import TapError
 from letkd.functional import pixel_kl
 from letkd.methods import KD, QUEST, LetKD, Site, letkd1, letkd2, quest
 from letkd.methods.kd import kd_loss
@@ -263,3 +264,62 @@ def test_the_teacher_runs_in_full_precision_under_autocast():
         within = distiller._teach(batch.x)
     assert before.keys() == within.keys()
     assert all(torch.equal(f, within[role]) for role, f in before.items())
+
+
+class Branches(nn.Module):
+    """A classifier with a side branch beside its head, or a head that its features reach without a gradient."""
+
+    def __init__(self, *, detached: bool = False, zero_head: bool = False):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, stride=4), nn.ReLU())
+        self.side = nn.Conv2d(6, 6, 1)
+        self.last = nn.Sequential(nn.Conv2d(6, 6, 1), nn.ReLU())
+        self.fc = nn.Linear(6, 3)
+        self.detached = detached
+        if zero_head:
+            nn.init.zeros_(self.fc.weight)
+
+    def forward(self, x):
+        f = self.body(x)
+        self.side(f)
+        f = self.last(f)
+        return self.fc((f.detach() if self.detached else f).mean(dim=(2, 3)))
+
+
+def with_layer_at(path: str, student: nn.Module, *, fused: bool, weights=None, **options) -> Distiller:
+    example = torch.zeros(1, 3, *SIZE)
+    taps = {"student_taps": {"penultimate": path}, "teacher_taps": {"penultimate": "last"}}
+    distiller = Distiller(student, Branches(), letkd1(4, **options), example=example, fused=fused, weights=weights, **taps)
+    return distiller.fit(a_stream())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("path", "detached"), [("side", False), ("last", True)])
+def test_a_kd_layer_that_does_nothing_is_an_error_at_the_first_step(path, detached, fused):
+    distiller = with_layer_at(path, Branches(detached=detached), fused=fused)
+    with pytest.raises(TapError, match=rf"the KD layer at '{path}\.kd_penultimate' of the student Branches does nothing"):
+        distiller(a_stream()[0])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_kd_layer_that_does_nothing_by_choice_is_fine(fused):
+    for options in ({"alpha": 0.0}, {"weights": {"kd/penultimate": 0.0}}, {"weights": {"ce": 0.0}}):
+        with_layer_at("side", Branches(), fused=fused, **options)(a_stream()[0])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_gradient_that_is_zero_at_first_is_one(fused):
+    step = with_layer_at("last", Branches(zero_head=True), fused=fused)(a_stream()[0])
+    step.loss.backward()
+
+
+def test_the_way_to_the_loss_is_looked_for_once():
+    distiller = a_distiller(letkd2(6, 2)).fit(a_stream())
+    with torch.no_grad():
+        distiller(a_stream()[0])  # no graph, no verdict
+    assert not distiller._reach.proven
+    distiller(a_stream()[0])
+    assert distiller._reach.proven == {"last.0.kd_intermediate", "last.kd_penultimate"}
+    with distiller._reach.watch(distiller.student, distiller._trained_layers()) as seen:
+        distiller.student(a_stream()[0].x)
+    assert not seen

@@ -1,5 +1,6 @@
 """Downloads from a server of our own that behaves badly, and archives that mean harm."""
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -7,6 +8,7 @@ import os
 import re
 import tarfile
 import threading
+import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,6 +16,7 @@ import pytest
 
 from letkd.data import download as module
 from letkd.data import get
+from letkd.data import unpack as unpack_module
 from letkd.data.archives import ARCHIVES, Archive
 from letkd.data.download import download, md5_of
 from letkd.data.get import get_data
@@ -33,6 +36,7 @@ class Server:
         self.cuts = []  # after how many bytes each of the next answers breaks off
         self.ranges, self.lie, self.redirect, self.status = True, 0, None, None
         self.asked = []
+        self.raw = None  # writes the next answers by hand, as long as it is set
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +52,10 @@ class Server:
 
     def answer(self, handler):
         self.asked.append(dict(handler.headers))
+        if self.raw:
+            self.raw(handler)
+            handler.close_connection = True
+            return
         if self.status or (self.redirect and handler.path != "/else"):
             handler.send_response(self.status or 302)
             if self.redirect:
@@ -88,8 +96,8 @@ def server(monkeypatch):
     served.http.server_close()
 
 
-def fetch(server, path, md5=MD5, limit=LIMIT):
-    download(server.url, path, md5=md5, limit=limit, timeout=5)
+def fetch(server, path, md5=MD5, limit=LIMIT, timeout=5, **options):
+    download(server.url, path, md5=md5, limit=limit, timeout=timeout, **options)
 
 
 def left_in(folder) -> list[str]:
@@ -213,6 +221,123 @@ def test_a_full_disk_keeps_what_came(server, tmp_path, monkeypatch):
         fetch(server, tmp_path / "x.bin")
     assert "x.bin.part" in left_in(tmp_path)
     assert "x.bin" not in left_in(tmp_path)
+
+
+def test_a_stalled_connection_loses_no_byte(server, tmp_path):
+    """Each sends a tenth and falls silent: with anything dropped the file would never be whole."""
+    done = threading.Event()
+
+    def stall(handler):
+        first = int((re.search(r"\d+", handler.headers.get("Range", "0")))[0])
+        status, extent = ("206", f"Content-Range: bytes {first}-49999/50000\r\n") if first else ("200", "")
+        head = f'HTTP/1.1 {status} OK\r\nETag: "one"\r\n{extent}Content-Length: {50_000 - first}\r\n\r\n'
+        handler.wfile.write(head.encode() + CONTENT[first : first + 5_000])
+        done.wait(3)
+
+    server.raw = stall
+    try:
+        fetch(server, tmp_path / "x.bin", timeout=0.15)
+    finally:
+        done.set()
+    assert (tmp_path / "x.bin").read_bytes() == CONTENT
+    assert [headers.get("Range") for headers in server.asked] == [None, *(f"bytes={at}-" for at in range(5_000, 50_000, 5_000))]
+
+
+CHUNKED = b'HTTP/1.1 200 OK\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"zz\r\n", b"5\r\nab", b"3\r\nabcX", b"-5\r\nabc", b"f" * 70_000, b"5" * 5_000 + b"\r\n", b"ffffffffffff\r\nab"],
+)
+def test_faults_in_chunks_are_a_sentence(server, tmp_path, body):
+    server.raw = lambda handler: handler.wfile.write(CHUNKED + body)
+    with pytest.raises(
+        DataError, match=r"broke off 5 times after \d+ bytes \(.+\); call it again, it goes on from there|with the MD5"
+    ):
+        fetch(server, tmp_path / "x.bin")
+    assert not (tmp_path / "x.bin").exists()
+
+
+def test_chunks_arrive(server, tmp_path):
+    parts = [CONTENT[at : at + 7_001] for at in range(0, 50_000, 7_001)]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    server.raw = lambda handler: handler.wfile.write(CHUNKED + body)
+    fetch(server, tmp_path / "x.bin")
+    assert (tmp_path / "x.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://[::1",
+        "http://127.0.0.1:99999999/",
+        "http://127.0.0.1:x/",
+        "http://" + "a" * 70 + ".invalid/",
+        "http://\x1b[31mred/",
+        "http:///x",
+        "/files/x.bin",
+        "",
+    ],
+)
+def test_faults_in_redirects_are_a_sentence(server, tmp_path, target):
+    server.redirect = target or "\x20"
+    with pytest.raises(DataError, match=r"cannot be reached \(.+\); is there|answers 302 |redirects to") as caught:
+        fetch(server, tmp_path / "x.bin")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5_000,
+        b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-1/" + b"9" * 5_000,
+        b"HTTP/1.1 404 \x1b[31mgone\x07",
+        b"HTTP/1.1 xxx",
+        b"\x00\xff",
+        b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000,
+        b"HTTP/1.1 200 OK\r\n" + b"A: a\r\n" * 200,
+    ],
+)
+def test_answers_that_are_none_are_a_sentence(server, tmp_path, head):
+    server.raw = lambda handler: handler.wfile.write(head + b"\r\n\r\n")
+    with pytest.raises(DataError) as caught:
+        fetch(server, tmp_path / "x.bin")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("tag", ['"a\n b"', '"\xe9"', "\x00", '"' + "x" * 400 + '"'])
+def test_a_version_that_cannot_stand_in_a_header_is_none(server, tmp_path, tag):
+    (tmp_path / "x.bin.part").write_bytes(b"old")
+    (tmp_path / "x.bin.part.tag").write_bytes(tag.encode("latin1"))
+    fetch(server, tmp_path / "x.bin")
+    assert "Range" not in server.asked[0]
+    assert (tmp_path / "x.bin").read_bytes() == CONTENT
+
+
+def test_a_server_too_slow_to_wait_for(server, tmp_path):
+    """Also one that gives a few bytes to each of many connections."""
+
+    def drip(handler):
+        handler.wfile.write(b'HTTP/1.1 200 OK\r\nETag: "one"\r\nContent-Length: 50000\r\n\r\n')
+        with contextlib.suppress(OSError):
+            for at in range(0, 300, 10):
+                handler.wfile.write(CONTENT[at : at + 10])
+                time.sleep(0.02)
+
+    sentence = r"sends \d+ bytes per second, too few to wait for; what came is kept: run the same command again later to resume"
+    server.raw = drip
+    with pytest.raises(DataError, match=sentence):
+        fetch(server, tmp_path / "x.bin", window=0.2)
+    had = (tmp_path / "x.bin.part").stat().st_size
+    assert had > 0
+    server.raw, server.cuts = None, [1] * 1_000_000
+    with pytest.raises(DataError, match=sentence):
+        fetch(server, tmp_path / "x.bin", window=0.2)
+    assert (tmp_path / "x.bin.part").stat().st_size > had
+    server.cuts = []
+    fetch(server, tmp_path / "x.bin", window=0.2)
+    assert (tmp_path / "x.bin").read_bytes() == CONTENT
 
 
 def a_tar(path, *members, folder="set"):
@@ -354,6 +479,29 @@ def test_getting_a_data_set(server, tmp_path, monkeypatch, said):
     get_data("cifar10", root)  # from the archive that lies there
     assert (root / "set" / "a.txt").read_bytes() == b"one"
     assert len(server.asked) == 1
+
+
+def test_scraps_of_killed_calls_are_swept_and_nothing_else(server, tmp_path, monkeypatch):
+    archive = a_tar(tmp_path / "x.bin", ("set/a.txt", b"one"))
+    server.content = archive.read_bytes()
+    limits = {"limit": LIMIT, "unpacked": 1000, "files": 10}
+    monkeypatch.setitem(get.ARCHIVES, "cifar10", Archive(server.url, md5_of(archive), "set", **limits))
+    root, precious = tmp_path / "data", tmp_path / "precious"
+    scrap, other, link, busy = (
+        root / f".{name}.tmp" for name in (f"set.{'0' * 32}", "set.mine", f"set.{'1' * 32}", f"set.{'2' * 32}")
+    )
+    for folder in (scrap, other, busy, precious):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    (scrap / "out").symlink_to(precious)
+    link.symlink_to(precious)
+    (root / f".sets.{'0' * 32}.tmp").mkdir()
+    with unpack_module._held(busy):
+        get_data("cifar10", root)
+    assert left_in(root) == sorted([".set.mine.tmp", link.name, busy.name, f".sets.{'0' * 32}.tmp", "set", "x.bin"])
+    assert left_in(precious) == ["file"]
+    get_data("cifar10", root)  # it is there already; whoever held the scrap has ended
+    assert busy.name not in left_in(root)
 
 
 def test_what_cannot_be_got_says_why(tmp_path):

@@ -67,9 +67,9 @@ WRONG_PAIRS = {
         r"tap 'penultimate' of the student is an input; a layer can only follow a module's output",
     ),
     "other classes": (
-        {"teacher": lambda: a_net(5, seed=1, num_classes=7)},
+        {"teacher": lambda: a_net(5, seed=1, num_classes=7), "methods": lambda: [letkd2(6, 2), KD()]},
         UnsupportedPair,
-        r"the student Net has 3 classes and the teacher Net 7; build both for the same classes",
+        r"the student Net has 3 classes and the teacher Net 7; kd compares their logits: build both for the same classes",
     ),
     "student's maps larger": (
         {"teacher": lambda: a_net(5, seed=1, stride=4)},
@@ -115,7 +115,7 @@ def test_a_pair_that_does_not_fit_says_why_and_the_student_is_untouched(case):
     state, x = {key: value.clone() for key, value in student.state_dict().items()}, images(2)[0]
     modes = [module.training for module in student.modules()]
     with pytest.raises(error, match=sentence):
-        build(letkd2(6, 2), student=student, teacher=teacher, **options)
+        build(options.pop("methods", lambda: letkd2(6, 2))(), student=student, teacher=teacher, **options)
     assert same_state(student.state_dict(), state)
     assert not any(module._forward_hooks for module in student.modules())
     assert [module.training for module in student.modules()] == modes
@@ -366,7 +366,7 @@ def site(**table) -> dict:
 @pytest.mark.parametrize(
     ("method", "table", "sentences"),
     [
-        (KD, {"temperature": 4, "alfa": 1}, [r"kd has no key 'temperature' \(nearest: T\)", r"kd has no key 'alfa'"]),
+        (KD, {"temperature": 4, "alfa": 1}, [r"kd has no key 'temperature' \(nearest: T, ", r"kd has no key 'alfa'"]),
         (QUEST, {**site(), "site": 1}, [r"quest has no key 'site' \(nearest: sites\)"]),
         (
             LetKD,

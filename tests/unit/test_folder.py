@@ -65,7 +65,7 @@ def test_train_val_and_test_as_they_are(parts):
     assert [len(split) for split in (data.train, data.val, data.test)] == [8, 4, 6]
     assert all(name.startswith("val/") for name in names(data.val))
     assert data.image_size == (224, 224)
-    assert (data.train.resize, data.train.workers) == (256, 0)
+    assert (data.train.resize, data.train.workers) == (None, 0)
 
 
 def test_val_is_the_test_split_where_there_is_no_other(parts, said):
@@ -80,7 +80,39 @@ def test_images_are_the_files_in_the_view_of_evaluation(tree):
     split = load_data("folder", root=tree, val=0.0, size=12, resize=14).test
     (images,) = split.read([(torch.arange(len(split)), ())], Augment())
     for i, image in enumerate(images):
-        assert torch.equal(image, as_tensor(centred(read_picture(split.path(i)), 12, 14)))
+        assert torch.equal(image, as_tensor(centred(read_picture(split.path(i)), (12, 12), 14)))
+
+
+def test_files_that_have_the_size_are_left_as_they_are(tree):
+    """Unless the recipe asks for scaling; others get the margin of 8/7. Crops and rotations start from the same pixels."""
+    files = load_data("folder", root=tree, val=0.0, size=(16, 20)).train
+    (images,) = files.read([(torch.arange(len(files)), ())], Augment())
+    asked = load_data("folder", root=tree, val=0.0, size=(16, 20), resize=18).train
+    (scaled,) = asked.read([(torch.arange(len(files)), ())], Augment())
+    kept = 0
+    for i, image in enumerate(images):
+        picture = read_picture(files.path(i))
+        assert torch.equal(scaled[i], as_tensor(centred(picture, (16, 20), 18)))
+        if picture.size == (20, 16):
+            kept += 1
+            assert torch.equal(image, as_tensor(picture))
+            assert not torch.equal(image, scaled[i])
+        else:
+            assert torch.equal(image, scaled[i])
+    assert 0 < kept < len(files)
+    for augment in (CropFlip(pad=0), RotateFlip(degrees=0, flip=False)):
+        draws = augment.draw(len(files), torch.Generator().manual_seed(0))
+        (got,) = files.read([(torch.arange(len(files)), draws)], augment)
+        flip = draws[-1]
+        assert torch.equal(got[~flip], images[~flip])
+
+
+@pytest.mark.parametrize("augment", [CropFlip(pad=2), RotateFlip(), ResizedCropFlip()])
+def test_rectangular_images_in_every_augmentation(tree, augment):
+    data = load_data("folder", root=tree, val=0.0, size=(12, 24))
+    assert data.image_size == (12, 24)
+    assert all(batch.x.shape[1:] == (3, 12, 24) for batch in batches(data.train, augment))
+    assert data.test.in_memory("decoding").image_size == (12, 24)
 
 
 @pytest.mark.parametrize("augment", [None, CropFlip(pad=2), RotateFlip(), ResizedCropFlip()])
@@ -111,7 +143,7 @@ def test_a_split_of_files_has_the_face_of_a_split(tree):
     assert len(split.subset(split.labels == 1)) == 8
     assert list(Loader(split.subset(torch.arange(0)), 2, mean=(0.5,) * 3, std=(0.2,) * 3)) == []
     with pytest.raises(DataError, match="a split has 1 files but 2 labels"):
-        FileSplit(tree, np.array([b"x"]), np.array([1]), torch.zeros(2).long(), size=1, resize=1, workers=0)
+        FileSplit(tree, np.array([b"x"]), np.array([1]), torch.zeros(2).long(), size=(1, 1), resize=1, workers=0)
 
 
 def test_the_fingerprint_names_files_lengths_labels_and_view(tree):
@@ -225,6 +257,8 @@ def test_hidden_files_deep_folders_odd_names_and_capital_suffixes(tmp_path, said
     ("options", "message"),
     [
         ({"size": 0}, "images of size=0: a side has 1 pixel or more"),
+        ({"size": (0, 4)}, r"images of size=\(0, 4\): a side has 1 pixel or more"),
+        ({"resize": 100}, "size=224 cut from resize=100: the cut is larger"),
         ({"size": 32, "resize": 30}, "size=32 cut from resize=30: the cut is larger"),
         ({"workers": -1}, "workers=-1 to decode images"),
         ({"corrupt": "ignore"}, "corrupt='ignore': there are 'refuse' and 'skip'"),

@@ -8,7 +8,8 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 import letkd
 from letkd.errors import RecipeError
 from letkd.recipes import Recipe, resolve
-from letkd.train.optim import OPTIMISERS, build_optimizer, freeze, lr_factor
+from letkd.recipes.schedule import lr_factor
+from letkd.train.optim import OPTIMISERS, build_optimizer, freeze
 
 EPOCHS, STEPS = 5, 7
 

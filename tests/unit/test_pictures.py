@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from letkd.data.pictures import read_picture
+from letkd.data.pictures import centred, read_picture
 from letkd.errors import DataError
 
 RED = (200, 30, 10)
@@ -51,12 +51,64 @@ def test_the_first_frame_of_an_animation(tmp_path):
     assert (pixels(tmp_path / "x.gif") == RED).all()
 
 
-def test_the_camera_s_orientation_is_left_alone(tmp_path):
-    picture = Image.new("RGB", (8, 4), RED)
+@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.webp", "x.tif"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_pictures_are_turned_upright_as_pillow_does(tmp_path, name, orientation):
+    picture = Image.open(noise(tmp_path / "plain.png", (4, 8)))
     exif = picture.getexif()
-    exif[0x0112] = 6
-    picture.save(tmp_path / "x.jpg", exif=exif)
-    assert pixels(tmp_path / "x.jpg").shape == (4, 8, 3)
+    exif[0x0112] = orientation
+    picture.save(tmp_path / name, exif=exif)
+    with Image.open(tmp_path / name) as opened:
+        expected = ImageOps.exif_transpose(opened).convert("RGB")
+    assert np.array_equal(pixels(tmp_path / name), np.asarray(expected))
+    assert expected.size == ((4, 8) if orientation in (5, 6, 7, 8) else (8, 4))
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0MM", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + b"\xff" * 50])
+def test_damaged_exif_costs_no_picture(tmp_path, exif):
+    Image.new("RGB", (8, 4), RED).save(tmp_path / "x.png", exif=exif)
+    assert (pixels(tmp_path / "x.png") == RED).all()
+
+
+def test_a_strip_that_scaling_would_blow_up_is_refused_by_name(tmp_path):
+    """65500x1, scaled to 256 on its shorter side, would be 16.8 million pixels long."""
+    Image.new("RGB", (65500, 1), RED).save(tmp_path / "x.jpg")
+    with pytest.raises(
+        DataError, match=r"x\.jpg cannot be decoded \(65500x1 pixels: one side is more than 200 times the other\)"
+    ):
+        read_picture(tmp_path / "x.jpg")
+    Image.new("RGB", (2, 400), RED).save(tmp_path / "y.png")
+    assert pixels(tmp_path / "y.png").shape == (400, 2, 3)
+
+
+def test_messages_hold_no_control_characters(tmp_path):
+    path = tmp_path / "a\x1b[31m\n$x [bold]\udcff.png"
+    path.write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        read_picture(path)
+    assert r"a\x1b[31m\n$x [bold]\udcff.png cannot be decoded" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (40, 24), (7, 5)])
+@pytest.mark.parametrize("resize", [None, 40])
+def test_the_view_of_evaluation_covers_and_centres(size, resize):
+    """Against the definition: the smallest scaling that covers the size and its margin, proportions kept, then the centre."""
+    for w, h in ((90, 60), (60, 90), (33, 32), (48, 48)):
+        picture = Image.fromarray(np.random.RandomState(w).randint(0, 256, (h, w, 3)).astype(np.uint8))
+        margin = (resize or round(min(size) * 8 / 7)) / min(size)
+        factor = max(round(size[0] * margin) / h, round(size[1] * margin) / w)
+        scaled = picture.resize((int(w * factor + 1e-9), int(h * factor + 1e-9)), Image.Resampling.BILINEAR)
+        left, top = round((scaled.width - size[1]) / 2), round((scaled.height - size[0]) / 2)
+        expected = scaled.crop((left, top, left + size[1], top + size[0]))
+        assert np.array_equal(np.asarray(centred(picture, size, resize)), np.asarray(expected))
+
+
+def test_a_picture_of_the_size_is_its_own_view_unless_scaling_is_asked_for():
+    picture = Image.fromarray(np.random.RandomState(0).randint(0, 256, (32, 32, 3)).astype(np.uint8))
+    assert np.array_equal(np.asarray(centred(picture, (32, 32))), np.asarray(picture))
+    zoomed = picture.resize((37, 37), Image.Resampling.BILINEAR).crop((2, 2, 34, 34))
+    assert np.array_equal(np.asarray(centred(picture, (32, 32), 37)), np.asarray(zoomed))
 
 
 def test_what_a_file_is_its_content_tells(tmp_path):

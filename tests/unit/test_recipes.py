@@ -5,9 +5,9 @@ import tomllib
 import pytest
 
 from letkd.errors import RecipeError
-from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
+from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources, scaling
 from letkd.recipes.layers import as_toml, dotted, leaves
-from letkd.train.optim import lr_factor
+from letkd.recipes.schedule import lr_factor
 
 
 def test_every_cell_resolves():
@@ -86,7 +86,7 @@ def test_the_settings_of_standardised_logits(pair):
     assert (kd.weights["ce"], dkd.weights["ce"], table["alpha"]) == (0.1, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("other", ["kd", "kd-ls"])
+@pytest.mark.parametrize("other", ["kd", "kd-ls", "dist"])
 @pytest.mark.parametrize("site", ["letkd-1", "letkd-2"])
 def test_a_row_of_two_methods_is_both_of_their_rows(site, other):
     """With the pair's exceptions for each of them; the second one's weight of the cross-entropy holds."""
@@ -380,3 +380,32 @@ def test_a_method_that_is_like_another_holds_only_what_differs():
     assert plain["methods"]["letkd"]["sites"]["intermediate"].pop("alpha") == 0.2, "the pair's exception for letkd-2"
     assert (plain.pop("title"), changed.pop("title")) == ("letKD-2", "letKD-2, α = 0, 1")
     assert plain == changed
+
+
+@pytest.mark.parametrize(
+    ("epochs", "milestones"), [(240, [150, 180, 210]), (480, [300, 360, 420]), (24, [15, 18, 21]), (3, [2]), (2, [1]), (1, [])]
+)
+def test_milestones_move_with_the_epochs(epochs, milestones):
+    for given in ({"settings": [f"epochs={epochs}"]}, {"overrides": {"train.epochs": epochs}}):
+        recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", **given)
+        assert recipe.optim.milestones == milestones
+        line = scaling(recipe, sources)
+        assert (line is None) == (epochs == 240)
+        if line is not None:
+            assert f"optim.milestones = {milestones} (base.toml, scaled from 240 to {epochs} epochs)" in line
+
+
+def test_milestones_that_are_set_stay(tmp_path):
+    own = tmp_path / "own.toml"
+    known = '[data]\nname = "digits"\n[student]\nmodel = "resnet8"\n'
+    own.write_text(f"{known}[train]\nepochs = 24\n")
+    assert resolve(own).optim.milestones == [15, 18, 21]
+    own.write_text(f"{known}[train]\nepochs = 24\n[optim]\nmilestones = [7]\n")
+    assert resolve(own).optim.milestones == [7]
+    assert resolve(own, settings=["epochs=48"]).optim.milestones == [14]
+    for more in (["milestones=[5]"], ["schedule=cosine"]):
+        recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", settings=["epochs=10", *more])
+        assert recipe.optim.milestones == ([5] if "milestones" in more[0] else [150, 180, 210])
+        assert scaling(recipe, sources) is None
+    assert resolve("cifar100/rn56-rn20/kd", quick=True).optim.milestones == [150, 180, 210]
+    assert resolve("cifar100/rn56-rn20/kd", quick=True, settings=["epochs=24"]).optim.milestones == [15, 18, 21]

@@ -17,17 +17,20 @@ import letkd
 import letkd.train.loop as loop
 from letkd.errors import CheckpointError, DataError, RunError
 from letkd.files import must_be_utf8, read_plain, scrap_name, sweep, write_whole
+from letkd.models import create_model
 from letkd.recipes import resolve
 from letkd.report.charts import Chart, Series, draw
 from letkd.report.collect import find_groups
 from letkd.report.curves import curves
 from letkd.report.grid import Cell, Grid, as_csv, as_latex, as_markdown
+from letkd.report.opened import Opened
 from letkd.report.write import write_file, write_report
 from letkd.runs.checkpoint import load_trained, save_checkpoint
 from letkd.runs.evaluate import Predictions
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
+from letkd.student import FORMAT, save_student
 from letkd.train.trials import compare
 
 SRC = Path(letkd.__file__).parent
@@ -379,6 +382,30 @@ def test_names_in_tables_are_text():
     assert rows_as_markdown([Row("a|b", [RESULT])]).splitlines()[2].startswith(r"| a\|b | 90.00")
 
 
+def test_the_report_advises_an_option_that_it_has(tmp_path):
+    run = a_run(tmp_path / "run")
+    save_student(create_model("resnet8_tiny", num_classes=10), run.student, model="my.py:net", num_classes=10)
+    opened = Opened()
+    (group,) = find_groups([run.path])
+    assert opened.attempt("features", lambda: opened.student(group.runs[0])) is None
+    assert opened.missing[0].endswith("code is not run because a file names it; where you trust it, add --trust")
+    run.student.write_bytes(b"no student")
+    assert opened.attempt("features", lambda: opened.student(group.runs[0])) is None
+    assert not any("--student " in sentence for sentence in opened.missing)
+
+
+def test_class_names_of_any_kind_reach_the_page(tmp_path):
+    run = a_run(tmp_path / "run")
+    header = {"format": FORMAT, "model": "resnet8_tiny", "num_classes": 2, "changes": [], "classes": ["\ud800", NAME]}
+    save_file({"w": torch.zeros(1)}, run.student, metadata={"letkd": json.dumps(header)})
+    (group,) = find_groups([run.path])
+    assert Opened().classes(group.runs[0]) == ("?", NAME)
+    header["classes"] = 5
+    save_file({"w": torch.zeros(1)}, run.student, metadata={"letkd": json.dumps(header)})
+    with pytest.raises(CheckpointError, match="what it says of its classes cannot be true"):
+        Opened().classes(group.runs[0])
+
+
 # ------------------------------------------------------------------------------------------------ names and paths
 
 
@@ -397,20 +424,14 @@ def test_a_path_that_is_not_utf8_is_one_sentence(letkd, tmp_path, verb, where):
         target = f"{bad}.onnx" if verb == "export" else bad
         words = [verb, "digits/tiny/ce" if verb == "train" else run, *words, *(["--out", target] if verb != "train" else [])]
     if (verb, where) == ("export", "out"):
-        from letkd.student import save_student
-
-        save_student(letkd_model(), run / "student.safetensors", model="resnet8_tiny", num_classes=10)
+        save_student(
+            create_model("resnet8_tiny", num_classes=10), run / "student.safetensors", model="resnet8_tiny", num_classes=10
+        )
     code, _, err = letkd(*words)
     assert code == 2, err
     assert r"\xff" in err
     assert "is not UTF-8, so no recipe or report can name it; rename it" in err
     assert "foresaw" not in err
-
-
-def letkd_model():
-    from letkd.models import create_model
-
-    return create_model("resnet8_tiny", num_classes=10)
 
 
 def test_must_be_utf8():

@@ -1,6 +1,7 @@
 """Run folders and tables."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from letkd.errors import RunError
 from letkd.recipes import resolve
+from letkd.recipes.schedule import why_not_extended
 from letkd.report.tables import as_markdown
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
@@ -144,3 +146,40 @@ def test_markdown():
     head, _, row = text.splitlines()
     assert "test %, last epoch" in head
     assert row == "| KD | 91.00 ± 1.41 | 2 | 93.00 ± 1.41 | 1,234 | 2 s |"
+
+
+@pytest.mark.parametrize(
+    ("more", "longer", "why"),
+    [
+        (["schedule=constant"], ["epochs=9"], None),
+        (["milestones=[1, 2]"], ["epochs=9", "milestones=[1, 2]"], None),
+        (["milestones=[1, 2]"], ["epochs=9", "milestones=[1, 2, 5]"], None),
+        (["milestones=[]"], ["epochs=9", "milestones=[4]"], None),
+        (
+            ["milestones=[1, 2]"],
+            ["epochs=8", "milestones=[2, 4]"],
+            "0.005 became 0.05 in epoch 2; keep them with --set optim.milestones=",
+        ),
+        (["schedule=cosine"], ["epochs=5"], "in epoch 1$"),
+        (["schedule=linear"], ["epochs=5"], "in epoch 1$"),
+        (["schedule=constant", "warmup=0.5"], ["epochs=5"], "in epoch 1$"),
+        (["schedule=constant", "warmup=1"], ["epochs=5"], None),
+        (["schedule=constant"], ["epochs=3"], "it has 4 epochs, and 3 are not more"),
+    ],
+)
+def test_a_run_is_extended_where_its_rates_would_have_been_the_same(more, longer, why):
+    held = resolve("digits/tiny/ce", settings=["lr=0.05", "epochs=4", *more])
+    asked = resolve("digits/tiny/ce", settings=["lr=0.05", *more, *longer])
+    found = why_not_extended(held, asked)
+    assert (found is None) == (why is None), found
+    if why is not None and found is not None:
+        assert re.search(why, found)
+
+
+def test_only_epochs_and_milestones_may_differ(tmp_path):
+    settings = ["schedule=constant", "epochs=4"]
+    with RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=settings)).begin():
+        pass
+    assert RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=[*settings, "epochs=5"])).extends
+    with pytest.raises(RunError, match=r"differs in optim\.lr, train\.epochs"):
+        RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=[*settings, "epochs=5", "lr=1"]))

@@ -310,12 +310,13 @@ def test_find_taps_proposes_the_last_map_and_the_first_block_of_the_last_stage(n
     model, x = make(), images(2)[0]
     before = copy.deepcopy(model.state_dict())
     found = find_taps(model, x)
-    assert {role: tap.path for role, tap in found.items()} == {
+    assert {role: tap.path for role, tap in found.items() if role in ("penultimate", "intermediate")} == {
         role: path for role, path in [("penultimate", penultimate), ("intermediate", intermediate)] if path
     }
+    assert found.pop("pooled") == Tap("fc", io="input")
     _, f = probe(model, found, x)
     for role, tap in found.items():
-        assert (tap.channels, 16 // tap.stride) == (f[role].shape[1], f[role].shape[2])
+        assert (tap.channels, tap.stride) == (f[role].shape[1], 16 // f[role].shape[2])
     assert hooks(model) == 0
     assert same_state(model.state_dict(), before)
 
@@ -331,7 +332,68 @@ def test_find_taps_agrees_with_the_zoos_own_table(name):
         del expected["intermediate"]
     if name == "mobilenetv2_half":  # with two rows of blocks of the last size, the rows are taken for the blocks
         expected["intermediate"] = Tap("blocks.5", 80, 16)
-    assert found == expected
+    assert {role: tap for role, tap in found.items() if role in ("penultimate", "intermediate")} == expected
+    assert found["pooled"] == model.taps["pooled"]
+
+
+STAGES_OF_THEIR_OWN = (
+    "vgg",
+    "wrn",
+    "shufflenet_v2",
+    "mobilenet",
+)  # the table has another map of the last size, or another first one
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if not name.startswith(STAGES_OF_THEIR_OWN)])
+def test_find_taps_finds_the_stages_of_the_zoo(name):
+    model = create_model(name, num_classes=3)
+    found = find_taps(model, torch.zeros(1, *model.input_size))
+    stages = {role: tap for role, tap in model.taps.items() if role.startswith("stage") and role[5:].isdigit()}
+    assert {role: tap for role, tap in found.items() if role.startswith("stage")} == stages
+
+
+class Position(nn.Module):
+    """A table that looks like a map and knows nothing of the image, as the relative positions of Swin."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, d, 4, 4))
+
+    def forward(self, x):
+        return self.table.expand(len(x), -1, -1, -1)
+
+
+class Sides(nn.Module):
+    """A network with maps after its last one that lead nowhere, or come from nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = conv(3, 4, 4), nn.Linear(4, 3)
+        self.unread, self.cut, self.position = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), Position(4)
+        nn.init.zeros_(self.fc.weight)  # hides nothing
+
+    def forward(self, x):
+        f = self.body(x)
+        self.unread(f)
+        return self.fc((f + self.cut(f).detach() + self.position(f)).mean(dim=(2, 3)))
+
+
+def test_places_that_do_not_depend_on_the_image_or_do_not_reach_the_logits_are_not_proposed():
+    model, x = Sides().requires_grad_(True), torch.zeros(1, 3, 16, 16)
+    model.fc.bias.requires_grad_(False)
+    live = {item.path: item.live for item in trace(model, x)}
+    assert [path for path, is_live in live.items() if not is_live] == ["unread", "cut", "position"]
+    assert find_taps(model, x)["penultimate"].path == "body"
+    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["fc.bias"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.training
+    assert hooks(model) == 0
+
+
+def test_a_tap_is_written_and_read_as_text():
+    for tap in (Tap("a.b"), Tap("fc", io="input")):
+        assert Tap.of(str(tap)) == tap
+    assert as_taps(Net(4), {"pooled": "fc:input"}) == {"pooled": Tap("fc", io="input")}
 
 
 def test_find_taps_of_a_model_without_maps():

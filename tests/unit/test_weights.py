@@ -334,3 +334,53 @@ def test_fingerprint_changes_with_one_weight_buffer_type_shape_or_name():
     renamed.head = renamed.fc
     del renamed.fc
     assert is_new(renamed)
+
+
+def test_equal_weights_are_equal_bytes(tmp_path):
+    """safetensors writes metadata in the order of a hash that differs from call to call."""
+    model = create_model("resnet8_tiny", num_classes=3)
+    metadata = {f"key {k}": "é\n" * k for k in range(9)}
+    files = [tmp_path / f"{k}.safetensors" for k in range(6)]
+    for path in files:
+        save_weights(model, path, metadata)
+    assert len({path.read_bytes() for path in files}) == 1
+    with safetensors.safe_open(files[0], framework="pt") as file:
+        assert {key: file.metadata()[key] for key in metadata} == metadata
+    load_weights(model, files[0])
+
+
+@pytest.mark.parametrize("odd", [torch.empty(3, device="meta"), torch.eye(3).to_sparse()])
+def test_tensors_without_plain_values(odd, tmp_path):
+    torch.save({"w": torch.ones(1), "x": odd}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"w\.pth holds 1 tensor \(x\) without plain values"):
+        read_state_dict(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.float8_e4m3fn])
+def test_nan_is_refused_and_infinity_in_a_mask_is_not(kind, tmp_path):
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    load_weights(model, tmp_path / "w.pth")
+    torch.save({**model.state_dict(), "weight": torch.full((2, 2), torch.nan).to(kind)}, tmp_path / "w.pth")
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=r"w\.pth holds NaN in 1 tensor \(weight\)"):
+        load_weights(model, tmp_path / "w.pth")
+    assert torch.equal(model.weight, before)
+
+
+def test_what_a_training_script_saves_beside_its_weights_is_no_nest(tmp_path):
+    """Optimiser state, random streams and shapes are tuples, too."""
+    model = create_model("resnet8_tiny", num_classes=3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    content = {
+        "state_dict": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": (3, tuple(range(625)), None),
+        "shape": torch.Size([2]),
+    }
+    for zipped in (True, False):
+        torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+        assert read_state_dict(tmp_path / "w.pth").keys() == model.state_dict().keys()

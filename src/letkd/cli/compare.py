@@ -23,7 +23,10 @@ def compare(
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated methods, and rows that your file defines.", show_default="your file's rows, or all"),
+        typer.Option(
+            help="Comma-separated methods, rows that your file defines, or groups: paper, modern, all.",
+            show_default="your file's rows, or all",
+        ),
     ] = None,
     against: Annotated[
         str | None,
@@ -34,11 +37,12 @@ def compare(
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
     """Teach the same student by several methods and print one table. Run the same command again to resume."""
-    from letkd.recipes import list_pairs
+    from letkd.recipes import list_pairs, resolve_with_sources
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
@@ -50,6 +54,8 @@ def compare(
     name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
     folder = out or Path("runs") / f"compare-{name}{'-quick' if quick else ''}"
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    for method in () if trust else rows:
+        o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
     show(
         pair,
         rows,
@@ -66,8 +72,8 @@ def compare(
 
 def _rows(pair: str, methods: str | None) -> list[str]:
     """The rows to compare, each once."""
-    from letkd.recipes import list_methods, list_rows, resolve
-    from letkd.report.paper import place
+    from letkd.recipes import list_rows, resolve
+    from letkd.report.paper import named_methods
 
     own = []
     if pair.endswith(".toml"):
@@ -80,10 +86,8 @@ def _rows(pair: str, methods: str | None) -> list[str]:
             )
     if methods is None and own:
         return own
-    every = sorted((name for name in list_methods() if name != "teacher"), key=place)  # in the order of the paper's tables
-    if methods is None or methods == "all":
-        return list(dict.fromkeys([*every, *own]))
-    return list(dict.fromkeys(methods.split(",")))
+    named = named_methods(methods or "all")
+    return list(dict.fromkeys([*named, *own])) if methods in (None, "all") else named
 
 
 def show(
@@ -100,9 +104,9 @@ def show(
     launcher: "Launcher | None" = None,
 ) -> None:
     """Run the comparison, print the table and keep it as `table.md` beside the runs."""
-    from rich.console import Console
 
     from letkd.files import write_whole
+    from letkd.progress import show
     from letkd.report.tables import as_markdown, as_rich
     from letkd.train.trials import compare as run
 
@@ -117,5 +121,5 @@ def show(
         launcher=launcher,
     )
     write_whole(folder / "table.md", as_markdown(rows, against).encode())
-    Console().print(as_rich(rows, title, against))
+    show(as_rich(rows, title, against))
     print(f"run folder: {folder}")

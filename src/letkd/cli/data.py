@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from letkd.cli import options as o
 from letkd.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -40,15 +41,28 @@ def check(
     ],
     root: Annotated[Path | None, typer.Option(help="Folder that it lies in.", show_default=False)] = None,
     workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that decode image files.")] = 4,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIDE|HxW", help="As data.size: say what networks get at this size.", show_default="the data set's"
+        ),
+    ] = None,
+    resize: Annotated[
+        int | None, typer.Option(min=1, help="As data.resize.", show_default="8/7 of the size, or none if files have the size")
+    ] = None,
 ) -> None:
     """Read all of a data set and say what is there and what is wrong: missing, damaged or foreign files, counts, checksums."""
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from letkd.data.check import check_data
+    from letkd.data.base import Reading
+    from letkd.data.check import check_data, views
+    from letkd.data.pictures import shown
+    from letkd.progress import plain, show
 
+    reading = Reading(size=o.size(size), resize=resize)
     parts = check_data(name, None if root is None else root.expanduser(), workers=workers)
-    table = Table(title=f"{name}" + (f" in {root}" if root else ""), title_justify="left")
+    table = Table(title=Text(name + (f" in {shown(root)}" if root else "")), title_justify="left")
     for column in ("split", "images", "classes", "sizes", "passed over", "wrong"):
         table.add_column(column, justify="left" if column in ("split", "sizes") else "right")
     for part in parts:
@@ -60,10 +74,12 @@ def check(
             f"{part.passed_over:,}",
             f"{len(part.wrong):,}",
         )
-    Console().print(table)
+    show(table)
+    if view := views(name, parts, reading):
+        print(plain(view))
     wrong = [sentence for part in parts for sentence in part.wrong]
     for sentence in wrong[:SHOWN]:
-        print(sentence)
+        print(plain(sentence))
     if len(wrong) > SHOWN:
         print(f"… and {len(wrong) - SHOWN:,} more")
     if wrong:

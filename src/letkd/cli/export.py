@@ -9,6 +9,7 @@ from letkd.cli import options as o
 from letkd.errors import ExportError
 
 if TYPE_CHECKING:
+    from letkd.deploy.facts import Facts
     from letkd.deploy.quantise import Quantised
     from letkd.deploy.source import Source
 
@@ -46,8 +47,15 @@ def export(
     fold: Annotated[
         bool, typer.Option("--fold/--no-fold", help="Fold BN and the KD layers' constants into their kernels.")
     ] = True,
+    opset: Annotated[int | None, typer.Option(min=1, help="Opset of the ONNX file.", show_default="torch's choice")] = None,
+    batch: Annotated[str, typer.Option(metavar="N|dynamic", help="Images per call.")] = "dynamic",
     size: Annotated[
-        int | None, typer.Option(min=1, help="Height and width of the images.", show_default="those trained on")
+        str | None,
+        typer.Option(
+            metavar="[HxW][,fixed|,dynamic]",
+            help="Height and width of the images, and whether the file takes others.",
+            show_default="those trained on; others if the network is fully convolutional",
+        ),
     ] = None,
     student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
     data: o.Data = None,
@@ -58,10 +66,13 @@ def export(
     ] = None,
 ) -> None:
     """Export a trained student: no teacher, no taps; torch-export and ONNX files run without letkd. Checked before it is written."""
+    side, any_size = o.sizes(size)
+    graph = {"opset": opset, "batch": o.count_or(batch, "dynamic", "--batch"), "any_size": any_size}
+
     from letkd.deploy.ship import destination, ship
     from letkd.deploy.source import open_source
 
-    source = open_source(what, student=student, data=data, root=root, size=None if size is None else (size, size))
+    source = open_source(what, student=student, data=data, root=root, size=side)
     if to == "hub-folder":
         from letkd.deploy.hub import write_hub_folder
 
@@ -71,10 +82,10 @@ def export(
             source = _pruned(source, prune, tolerance)
         shipment = write_hub_folder(source, out, fold=fold, licence=licence)
     else:
-        destination(source.path, to, out, int8=int8)  # a wrong name before any work
+        destination(source.path, to, out, int8=int8, **graph)  # what is wrong before any work
         if prune is not None:
             source = _pruned(source, prune, tolerance)
-        shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8)
+        shipment = ship(source, to, out, fold=fold, takes=takes, int8=int8, **graph)
     for name, difference in shipment.differences.items():
         print(
             f"max difference to the student on {difference.n} {name} images: {difference.largest:.2g} "
@@ -83,9 +94,10 @@ def export(
     if shipment.quantised is not None:
         _tell_int8(shipment.quantised)
     facts = shipment.facts
-    print(f"input: {facts.input} [{', '.join(_axes(facts.dynamic, facts.size))}]")
+    print(f"input: {facts.input} [{', '.join(_axes(facts))}]")
     if shipment.folded:
         print(f"folded: {shipment.folded} BNs into convolutions")
+    print(f"latency: {', '.join(f'{1000 * taken:.2f} ms per batch of {n}' for n, taken in shipment.seconds.items())}")
     files = list(shipment.path.iterdir()) if shipment.path.is_dir() else [shipment.path]
     print(f"exported: {shipment.path} ({sum(file.stat().st_size for file in files) / 1e6:.2f} MB)")
 
@@ -117,11 +129,8 @@ def _tell_seconds(seconds: dict[int, tuple[float, float]]) -> None:
         )
 
 
-def _axes(dynamic: tuple[str, ...], size: tuple[int, int] | None) -> list[str]:
-    height, width = size or ("height", "width")
-    return [
-        "batch" if "batch" in dynamic else "1",
-        "3",
-        "height" if "height" in dynamic else str(height),
-        "width" if "width" in dynamic else str(width),
-    ]
+def _axes(facts: "Facts") -> list[str]:
+    height, width = facts.size or ("height", "width")
+    sizes = {"batch": facts.batch, "height": height, "width": width}
+    batch, height, width = (axis if axis in facts.dynamic else str(size) for axis, size in sizes.items())
+    return [batch, "3", height, width]

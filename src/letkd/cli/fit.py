@@ -18,6 +18,7 @@ def fit(
     student: o.Student = None,
     student_tap: o.StudentTap = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     out: o.Out = None,
     force: Annotated[bool, typer.Option("--force", help="Fit even if a fitted file matches.")] = False,
 ) -> None:
@@ -33,6 +34,7 @@ def fit(
         student=student,
         student_tap=student_tap,
         settings=settings,
+        trust=trust,
     )
     from letkd.files import refuse_links, tidy
     from letkd.runs.folder import RunFolder

@@ -29,6 +29,7 @@ from letkd.cli import (
 )
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.memory import keep_large_blocks
+from letkd.progress import plain
 from letkd.train.stop import STOPPED, immediate_stop
 
 _debug = False
@@ -168,4 +169,4 @@ def _open_streams() -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"letkd: {' '.join(sentence.splitlines())}", file=sys.stderr)
+    print(f"letkd: {plain(' '.join(sentence.splitlines()))}", file=sys.stderr)

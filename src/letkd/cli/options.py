@@ -28,7 +28,17 @@ Root = Annotated[
 ]
 MODEL = "Zoo name, timm:NAME, torchvision:NAME, transformers:NAME, package.module:callable or file.py:callable."
 Teacher = Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default=False)]
-TeacherWeights = Annotated[Path | None, typer.Option(help="The teacher's weights (safetensors or .pth).", show_default=False)]
+TeacherWeights = Annotated[
+    Path | None,
+    typer.Option(
+        help="The teacher's weights (safetensors, .pth, or a folder of transformers); `own` if its callable loads them.",
+        show_default=False,
+    ),
+]
+StudentWeights = Annotated[
+    Path | None,
+    typer.Option(help="Weights to start from; a classifier of other classes is trained from the start.", show_default=False),
+]
 TeacherTap = Annotated[
     list[str] | None,
     typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
@@ -49,6 +59,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that a recipe file of yours names as file.py:callable or package.module:callable."
+    ),
+]
 Quick = Annotated[
     bool,
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
@@ -57,6 +73,13 @@ Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, 
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
+]
+
+TrustFile = Annotated[
+    bool, typer.Option("--trust", help="Open a .pt2 file, although opening it can run any code that is in it.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, max=1e6, help="Seconds that opening an .onnx or .pt2 file, or a batch, may take.")
 ]
 
 
@@ -73,11 +96,18 @@ def recipe_from(
     student_tap: list[str] | None,
     settings: list[str] | None,
     preset: str | None = None,
+    student_weights: Path | None = None,
     quick: bool = False,
+    trust: bool = False,
     **more: Any,
 ) -> "Recipe":
-    """The recipe that a command line means."""
-    from letkd.recipes import resolve
+    """The recipe that a command line means.
+
+    Args:
+        trust: a recipe file may name code to run; without it, only the command line may.
+    """
+    from letkd.progress import say
+    from letkd.recipes import resolve_with_sources, scaling
 
     values: dict[str, Any] = {
         "data.name": data,
@@ -86,11 +116,35 @@ def recipe_from(
         "teacher.weights": None if teacher_weights is None else str(teacher_weights),
         "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
         "student.model": student,
+        "student.weights": None if student_weights is None else str(student_weights),
         "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
         **more,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    return resolve(cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick)
+    recipe, sources = resolve_with_sources(
+        cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick
+    )
+    if not trust:
+        refuse_code(cell, recipe, sources)
+    if (line := scaling(recipe, sources)) is not None:
+        say(line)
+    return recipe
+
+
+def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> None:
+    """Stop if a recipe file, not the command line, names code that would run."""
+    networks = {"student.model": recipe.student, "teacher.model": recipe.teacher}
+    by_file = {key for key, source in sources.items() if source == cell or source.startswith(f"{cell}, rows.")}
+    named = [table.model for key, table in networks.items() if table is not None and key in by_file and ":" in table.model]
+    if not named:
+        return
+    from letkd.models.base import is_code
+
+    if code := [name for name in named if is_code(name)]:
+        raise RecipeError(
+            f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it, and add --trust if you trust "
+            "it, or name the network on the command line"
+        )
 
 
 def launcher(jobs: int) -> "Launcher | None":
@@ -115,6 +169,16 @@ def numbers(text: str | None, option: str) -> list[float] | None:
         raise RecipeError(f"{option} {text!r}: write numbers with commas between them, as in 0.485,0.456,0.406") from None
 
 
+def size(text: str | None) -> int | tuple[int, int] | None:
+    """`--size 32` or `--size 48x64` (height x width)."""
+    from letkd.recipes.schema import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise RecipeError(f"--size {text!r:.100}: {error}") from None
+
+
 def image_size(text: str) -> tuple[int, int, int]:
     """`3x32x48` or `32x48` as (3, 32, 48)."""
     parts = text.lower().replace("×", "x").split("x")
@@ -124,6 +188,28 @@ def image_size(text: str) -> tuple[int, int, int]:
     if channels not in ([], [3]):
         raise RecipeError(f"--input {text!r}: images have 3 channels here")
     return 3, height, width
+
+
+def sizes(text: str | None) -> tuple[tuple[int, int] | None, bool | None]:
+    """`64x48`, `64`, `fixed`, `dynamic` or a size and one of the words, as height and width and whether others are meant too."""
+    size, dynamic = None, None
+    for part in [] if text is None else text.split(","):
+        if part in ("fixed", "dynamic") and dynamic is None:
+            dynamic = part == "dynamic"
+        elif (sides := re.fullmatch(r"([1-9]\d{0,4})(?:[xX×]([1-9]\d{0,4}))?", part, re.ASCII)) and size is None:
+            size = (int(sides[1]), int(sides[2] or sides[1]))
+        else:
+            raise RecipeError(f"--size {text!r}: write height x width, as in 64x64, or fixed, or dynamic, or 64x64,fixed")
+    return size, dynamic
+
+
+def count_or(text: str, word: str, option: str) -> int | None:
+    """A number from 1; None for the word."""
+    if text == word:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,4}", text, re.ASCII):
+        raise RecipeError(f"{option} {text!r}: write a number, as in 8, or {word}")
+    return int(text)
 
 
 def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from letkd.cli import options as o
+from letkd.progress import UNSAFE, plain, show
+
 if TYPE_CHECKING:
     from letkd.deploy.predict import Prediction
 
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(help="An exported .onnx or .pt2 file, or a student.safetensors.", show_default=False)
+        Path, typer.Argument(help="An exported .onnx file, a student.safetensors, or with --trust a .pt2.", show_default=False)
     ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", show_default=False)],
     top: Annotated[int, typer.Option(min=1, help="How many classes of each image.")] = 5,
     form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How to print them.")] = "table",
     student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
+    trust: o.TrustFile = False,
+    timeout: o.Timeout = 600.0,
 ) -> None:
     """Name the classes of images, with probabilities. Images that cannot be read are named, and the others go on."""
     from letkd.deploy.predict import find_images
@@ -26,7 +31,7 @@ def predict(
     from letkd.deploy.runners import open_model
     from letkd.errors import DataError
 
-    runner = open_model(model, student=student)
+    runner = open_model(model, student=student, trust=trust, seconds=timeout)
     paths = find_images(images)
     unread = []
 
@@ -34,7 +39,7 @@ def predict(
         for prediction in run(runner, paths, top=top):
             if prediction.error:
                 unread.append(prediction)
-                print(f"letkd: {prediction.error}", file=sys.stderr)
+                print(f"letkd: {plain(prediction.error)}", file=sys.stderr)
             else:
                 yield prediction
 
@@ -44,17 +49,15 @@ def predict(
 
 
 def _table(predictions: "Iterable[Prediction]") -> None:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table()
     table.add_column("image", overflow="fold")
     table.add_column("classes")
     for prediction in predictions:
         names = "  ".join(f"{name} {100 * probability:.1f} %" for name, probability in prediction.top)
-        table.add_row(Text(str(prediction.path)), Text(names))
-    Console().print(table)
+        table.add_row(str(prediction.path), names)
+    show(table)
 
 
 def _csv(predictions: "Iterable[Prediction]") -> None:
@@ -64,7 +67,7 @@ def _csv(predictions: "Iterable[Prediction]") -> None:
     rows.writerow(["image", "rank", "class", "probability"])
     for prediction in predictions:
         for rank, (name, probability) in enumerate(prediction.top, start=1):
-            rows.writerow([prediction.path, rank, name, f"{probability:.6f}"])
+            rows.writerow([plain(str(prediction.path)), rank, plain(name), f"{probability:.6f}"])
 
 
 def _json(predictions: "Iterable[Prediction]") -> None:
@@ -72,13 +75,16 @@ def _json(predictions: "Iterable[Prediction]") -> None:
 
     def line(prediction: "Prediction") -> str:
         classes = [{"class": name, "probability": round(probability, 6)} for name, probability in prediction.top]
-        return json.dumps({"image": str(prediction.path), "classes": classes}, ensure_ascii=False)
+        text = json.dumps({"image": str(prediction.path), "classes": classes}, ensure_ascii=False, allow_nan=False)
+        return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
     # Line by line, so that a folder of a million images is not held in memory; together still one JSON array.
     print("[", end="")
-    for number, prediction in enumerate(predictions):
-        print(",\n " if number else "\n ", line(prediction), sep="", end="")
-    print("\n]")
+    try:
+        for number, prediction in enumerate(predictions):
+            print(",\n " if number else "\n ", line(prediction), sep="", end="")
+    finally:  # whatever the model does, what is printed is JSON
+        print("\n]")
 
 
 PRINTERS: dict[str, Callable[[Iterable], None]] = {"table": _table, "csv": _csv, "json": _json}

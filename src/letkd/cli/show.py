@@ -31,7 +31,8 @@ def show(
     print(f"# {cell}: {recipe.title or 'a recipe of your own'}")
     if paper is not None:
         trials = "" if paper.n is None else f", mean of {paper.n} trials"
-        print(f"# the paper reports {paper} % top-1{trials}")
+        mark = f" ({paper.mark})" if paper.mark else ""
+        print(f"# {paper.source or 'the paper'} reports {paper} % top-1{trials}{mark}")
     print("\n".join(lines(recipe, sources)))
 
 

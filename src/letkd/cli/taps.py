@@ -1,4 +1,4 @@
-"""`letkd taps`: the places in a network, and two proposals."""
+"""`letkd taps`: the places in a network, and which of them are proposed."""
 
 from typing import Annotated
 
@@ -30,8 +30,11 @@ def taps(
     console.print(as_rich(found, model), soft_wrap=True)
     print()
     if found.trouble:
-        print(f"no proposal: {found.trouble}")
+        print(f"no proposal{' for maps' if found.proposed else ''}: {found.trouble}")
+    if not found.proposed:
         return
-    proposed = " ".join(f"--tap {role}={tap.path}" for role, tap in found.proposed.items())
+    if not found.own:
+        print("`letkd train` uses these places if you name none:")
+    proposed = " ".join(f"--tap {role}={tap}" for role, tap in found.proposed.items())
     print(f"as student: letkd train … --student {model} {proposed}")
     print(f"as teacher: letkd train … --teacher {model} --teacher-weights FILE {proposed.replace('--tap', '--teacher-tap')}")

@@ -17,18 +17,26 @@ def train(
     teacher_tap: o.TeacherTap = None,
     student: o.Student = None,
     student_tap: o.StudentTap = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs to train.", show_default="the recipe's")] = None,
+    student_weights: o.StudentWeights = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
     preset: o.Preset = None,
     settings: o.Settings = None,
+    trust: o.Trust = False,
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
     save_every: Annotated[
         float, typer.Option(min=0, metavar="MINUTES", help="Save the state so often within an epoch.")
     ] = 15.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume a run although its teacher or its images are others than at its start.")
+    ] = False,
     cache: Annotated[
         bool,
         typer.Option(
@@ -51,7 +59,9 @@ def train(
         student=student,
         student_tap=student_tap,
         preset=preset,
+        student_weights=student_weights,
         settings=settings,
+        trust=trust,
         quick=quick,
         **{
             "train.epochs": epochs,
@@ -62,19 +72,18 @@ def train(
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 
-    from rich.console import Console
-
     from letkd.processes import rank
+    from letkd.progress import show
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
     from letkd.train.loop import train as run
     from letkd.train.trials import run_trials
 
     if trials == 1:
-        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every)]
+        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]
     else:
-        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every)
+        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every, force=force)
     if rank():
         return
-    Console().print(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
+    show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))
     print(f"run folder: {folder}")

@@ -1,10 +1,12 @@
-"""Random crops, rotations and mirror images: what is drawn at random, apart from what is then done to the images."""
+"""Random crops, rotations, mirror images and erased parts: what is drawn at random, apart from what is then done to the images."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float64, Int64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -106,12 +108,15 @@ def resized_crop_box(
     return left, top, left + cw, top + ch
 
 
+@dataclass(frozen=True)
 class Augment:
     """What is done to images on their way to a network; this one does nothing and is the base of the others.
 
     All random numbers are drawn first, by `draw`, for a whole batch; the rest is a function of them. So a part of a batch gets
-    exactly what it would get in the whole, in whatever process it is made.
+    exactly what it would get in the whole, in whatever process it is made. `draws` is the number of tensors that `draw` gives.
     """
+
+    draws: ClassVar[int] = 0
 
     def check(self, h: int, w: int) -> None:
         """Raises where images of this size cannot be augmented so."""
@@ -120,8 +125,8 @@ class Augment:
         """The random numbers of the next `b` images: tensors of `b` rows."""
         return ()
 
-    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
-        """A decoded file as an image of `size` x `size`: here the view of evaluation. The draws are its own rows."""
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
+        """A decoded file as an image of height and width `size`: here the view of evaluation. The draws are its own rows."""
         return centred(picture, size, resize)
 
     def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
@@ -131,6 +136,10 @@ class Augment:
     def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
         """All of it, for images of one size that are held in memory."""
         return self.batch(images, *draws)
+
+    def normalised(self, x: Float32[Tensor, "b c h w"], *draws: Tensor) -> Float32[Tensor, "b c h w"]:
+        """What is done to the images after normalisation."""
+        return x
 
 
 def _coins(b: int, generator: torch.Generator, flip: bool) -> Bool[Tensor, " b"]:
@@ -147,6 +156,7 @@ class CropFlip(Augment):
         flip: whether every second image, by chance, is mirrored; leave it off where a mirror image changes its class.
     """
 
+    draws: ClassVar[int] = 3
     pad: int = 4
     mode: str = "reflect"
     flip: bool = True
@@ -187,6 +197,7 @@ class RotateFlip(Augment):
         flip: as for `CropFlip`.
     """
 
+    draws: ClassVar[int] = 2
     degrees: float = 20.0
     flip: bool = True
 
@@ -214,6 +225,7 @@ class ResizedCropFlip(Augment):
         flip: as for `CropFlip`.
     """
 
+    draws: ClassVar[int] = 3
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
@@ -224,8 +236,8 @@ class ResizedCropFlip(Augment):
         place = torch.rand(b, 2, generator=generator, dtype=torch.float64)
         return shape, place, _coins(b, generator, self.flip)
 
-    def picture(self, picture: Image.Image, *draws: Tensor, size: int, resize: int) -> Image.Image:
-        return self._cut(picture, (size, size), *draws)
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
+        return self._cut(picture, (size[1], size[0]), *draws)
 
     def _cut(self, picture: Image.Image, size: tuple[int, int], shape: Tensor, place: Tensor, flip: Tensor) -> Image.Image:
         box = resized_crop_box(*picture.size, shape, place, scale=self.scale, ratio=self.ratio)
@@ -237,3 +249,87 @@ class ResizedCropFlip(Augment):
         h, w = images.shape[-2:]
         cut = [as_tensor(self._cut(as_picture(image), (w, h), *rows)) for image, *rows in zip(images, *draws, strict=True)]
         return torch.stack(cut) if cut else images
+
+
+@dataclass(frozen=True)
+class Erase(Augment):
+    """Random erasing (Zhong et al. 2020): a rectangle of the normalised image is set to 0, the mean colour.
+
+    Args:
+        p: share of the images that lose a part.
+        scale: from and to which share of the image's area.
+        ratio: from and to which height over width. Both ranges are torchvision's.
+
+    The first of ten rectangles that fits is taken; if none does, the image stays whole.
+    """
+
+    draws: ClassVar[int] = 3
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+
+    def __post_init__(self):
+        if not 0 <= self.p <= 1:
+            raise DataError(f"erasing with p={self.p}: the share of images that lose a part is 0 to 1")
+
+    def draw(self, b: int, generator: torch.Generator) -> tuple[Bool[Tensor, " b"], Tensor, Tensor]:
+        """Whether an image loses a part; uniform numbers for area and ratio of every try, and for top and left."""
+        chosen = torch.rand(b, generator=generator, dtype=torch.float64) < self.p
+        shape = torch.rand(b, TRIES, 2, generator=generator, dtype=torch.float64)
+        return chosen, shape, torch.rand(b, 2, generator=generator, dtype=torch.float64)
+
+    def normalised(self, x: Float32[Tensor, "b c h w"], *draws: Tensor) -> Float32[Tensor, "b c h w"]:
+        chosen, shape, place = draws
+        h, w = x.shape[-2:]
+        low, high = (math.log(r) for r in self.ratio)
+        area = (self.scale[0] + (self.scale[1] - self.scale[0]) * shape[:, :, 0]) * h * w
+        tall = (low + (high - low) * shape[:, :, 1]).exp()
+        eh, ew = (area * tall).sqrt().round(), (area / tall).sqrt().round()  # [b tries]
+        fits = (eh < h) & (ew < w)
+        first = fits.long().argmax(dim=1, keepdim=True)
+        eh, ew = (size.gather(1, first).squeeze(1) for size in (eh, ew))
+        top, left = (place[:, 0] * (h - eh + 1)).floor(), (place[:, 1] * (w - ew + 1)).floor()
+        gone = torch.stack([top, top + eh, left, left + ew]) * (chosen & fits.any(dim=1))
+        top, bottom, left, right = gone.to(x.device)[:, :, None]
+        row, col = torch.arange(h, device=x.device), torch.arange(w, device=x.device)
+        rows, cols = (row >= top) & (row < bottom), (col >= left) & (col < right)  # [b h], [b w]
+        return x.masked_fill((rows[:, :, None] & cols[:, None, :])[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class Chain(Augment):
+    """Several augmentations, one after the other. The first decides how a decoded file becomes an image."""
+
+    parts: tuple[Augment, ...]
+
+    def check(self, h: int, w: int) -> None:
+        for part in self.parts:
+            part.check(h, w)
+
+    def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(tensor for part in self.parts for tensor in part.draw(b, generator))
+
+    def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
+        first, own = next(self._each(draws))
+        return first.picture(picture, *own, size=size, resize=resize)
+
+    def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
+        for part, own in self._each(draws):
+            images = part.batch(images, *own)
+        return images
+
+    def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
+        for part, own in self._each(draws):
+            images = part(images, *own)
+        return images
+
+    def normalised(self, x: Float32[Tensor, "b c h w"], *draws: Tensor) -> Float32[Tensor, "b c h w"]:
+        for part, own in self._each(draws):
+            x = part.normalised(x, *own)
+        return x
+
+    def _each(self, draws: tuple[Tensor, ...]) -> Iterator[tuple[Augment, tuple[Tensor, ...]]]:
+        at = 0
+        for part in self.parts:
+            yield part, draws[at : at + part.draws]
+            at += part.draws

@@ -16,6 +16,7 @@ from torch import Tensor
 from letkd.data.augment import Augment
 from letkd.errors import DataError, nearest
 
+Size = int | tuple[int, int]  # the side of a square, or height and width
 Request = tuple[Tensor, tuple[Tensor, ...]]  # which images [b], and the numbers drawn for them, b rows each
 
 
@@ -30,6 +31,11 @@ class AnySplit(Protocol):
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images that `read` gives."""
+        ...
+
+    @property
+    def resize(self) -> int | None:
+        """How an image file becomes an image like these: see `letkd.data.pictures.centred`."""
         ...
 
     def __len__(self) -> int: ...
@@ -76,6 +82,11 @@ class Split:
     def image_size(self) -> tuple[int, int]:
         h, w = self.images.shape[-2:]
         return h, w
+
+    @property
+    def resize(self) -> int:
+        """Whole images, without a margin."""
+        return min(self.image_size)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -148,23 +159,23 @@ class Reading:
     """How image files are read; data sets that do not come as image files have no use for it.
 
     Args:
-        size: side of the square images that networks get; the data set's own where not given.
-        resize: what the shorter side of a file is scaled to before the centre is cut out; 8/7 of `size` where not given,
-            which is 256 for 224.
+        size: height and width of the images that networks get, or the side of square ones; the data set's own if omitted.
+        resize: what the shorter side of a file is scaled to before `size` is cut from the centre. If omitted, 8/7 of `size`
+            (256 for 224), and a file that already has the size is left as it is.
         workers: processes that decode; 0 for none but this one.
         corrupt: `refuse` stops at a file that cannot be decoded and at a class folder without images; `skip` decodes every file
             once beforehand and leaves such files and folders out, so that all that follows is as if they were not there.
     """
 
-    size: int | None = None
+    size: Size | None = None
     resize: int | None = None
     workers: int = 0
     corrupt: str = "refuse"
 
     def __post_init__(self):
-        if self.size is not None and self.size < 1:
+        if self.size is not None and min(self.sides) < 1:
             raise DataError(f"images of size={self.size}: a side has 1 pixel or more")
-        if self.size and self.resize and self.resize < self.size:
+        if self.size and self.resize and self.resize < min(self.sides):
             raise DataError(
                 f"images of size={self.size} cut from resize={self.resize}: the cut is larger than what it is cut from"
             )
@@ -172,6 +183,16 @@ class Reading:
             raise DataError(f"workers={self.workers} to decode images: it is 0 or more")
         if self.corrupt not in ("refuse", "skip"):
             raise DataError(f"corrupt={self.corrupt!r}: there are 'refuse' and 'skip'")
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width."""
+        size = self.size or 0
+        return (size, size) if isinstance(size, int) else size
+
+    def at(self, size: int) -> "Reading":
+        """The same, with a size: its own or this one."""
+        return replace(self, size=self.size or size)
 
 
 Reader = Callable[[Path | None, Reading], Dataset]
@@ -210,7 +231,7 @@ def load_data(
     val: float = 0.1,
     fraction: float = 1.0,
     seed: int = 0,
-    size: int | None = None,
+    size: Size | None = None,
     resize: int | None = None,
     workers: int = 0,
     corrupt: str = "refuse",
@@ -234,9 +255,11 @@ def load_data(
         raise DataError(f"seed={seed} asked of {name}: the seed of its splits is 0 or more and less than 2^32")
     reading = Reading(size=size, resize=resize, workers=workers, corrupt=corrupt)
     data = READERS[name](None if root is None else Path(root).expanduser(), reading)
-    if size is not None and data.image_size != (size, size):
+    if size is not None and data.image_size != reading.sides:
         h, w = data.image_size
-        raise DataError(f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave data.size out")
+        raise DataError(
+            f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave the size out (data.size, --size)"
+        )
     train, held = data.train, data.val
     if val > 0 and not len(held):
         mask = stratified(train.labels, lambda n: min(int(val * n + 0.5), n - 1), seed=(seed, 1))

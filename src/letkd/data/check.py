@@ -7,10 +7,11 @@ from pathlib import Path
 from letkd.data.archives import COUNTS, MD5
 from letkd.data.base import READERS, AnySplit, Reading
 from letkd.data.download import md5_of
-from letkd.data.folder import list_tree, need_folder
+from letkd.data.folder import SIZE, list_tree, need_folder
 from letkd.data.imagenet import list_imagenet
 from letkd.data.listing import Listing, check_files
-from letkd.data.pictures import shown
+from letkd.data.pictures import default_resize, shown
+from letkd.data.tiny_imagenet import SIZE as TINY_SIZE
 from letkd.data.tiny_imagenet import list_tiny_imagenet
 from letkd.errors import DataError, nearest
 from letkd.progress import bar
@@ -61,6 +62,22 @@ def check_data(name: str, root: Path | None, *, workers: int = 0) -> list[Part]:
                 )
     parts[0].wrong += _sums(root, MD5.get(name, {}))
     return parts
+
+
+def views(name: str, parts: list[Part], reading: Reading) -> str:
+    """What networks get of a data set's image files, in a sentence; nothing for data sets that come without files."""
+    if name not in LISTS:
+        return ""
+    tiny = name == "tiny-imagenet"
+    reading = reading.at(TINY_SIZE if tiny else SIZE)
+    (h, w), resize = reading.sides, reading.resize or (min(reading.sides) if tiny else None)
+    side = resize or default_resize((h, w))
+    kept = sum(part.sizes.get((w, h), 0) for part in parts) if side == min(h, w) or resize is None else 0
+    scaled = sum(n for part in parts for n in part.sizes.values()) - kept
+    how = (
+        f"shorter side to {side}" if h == w else f"until they cover {round(h * side / min(h, w))}x{round(w * side / min(h, w))}"
+    )
+    return f"networks get {h}x{w} (data.size): {kept:,} images as they are, {scaled:,} scaled, {how} (data.resize), and the centre cut out"
 
 
 def _held(name: str, split: AnySplit) -> Part:

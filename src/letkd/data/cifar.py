@@ -4,21 +4,25 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from letkd.data.archives import ARCHIVES
 from letkd.data.base import Dataset, Reading, Split, reader
 from letkd.data.pickles import Array, as_text, read_pickle
-from letkd.data.unpack import to_the_end
+from letkd.data.pictures import shown
+from letkd.data.unpack import CHUNK, open_tar, to_the_end
 from letkd.errors import DataError
 
 # Of CIFAR-100; the authors normalise both data sets with them.
 MEAN = (0.5071, 0.4867, 0.4408)
 STD = (0.2675, 0.2565, 0.2761)
 PIXELS = 3 * 32 * 32
+LARGEST = ARCHIVES["cifar10"].unpacked  # bytes of all files of either data set together
 
 
 @dataclass(frozen=True)
@@ -147,21 +151,26 @@ def _contents(layout: Layout, place: Path) -> Iterator[tuple[str, str, bytes]]:
     wanted = (*layout.train, layout.test, layout.meta)
     try:
         if place.is_dir():
-            for file in wanted:
-                if (place / file).is_file():
-                    yield file, str(place / file), (place / file).read_bytes()
+            files = [file for file in wanted if (place / file).is_file()]
+            if sum((place / file).stat().st_size for file in files) > LARGEST:
+                raise DataError(
+                    f"{shown(place)} has files of more than {LARGEST:,} bytes, which CIFAR does not: download it again"
+                )
+            for file in files:
+                yield file, shown(place / file), (place / file).read_bytes()
             return
         by_member = {f"{layout.folder}/{file}": file for file in wanted}
-        with tarfile.open(place, "r:gz") as archive:
+        with open_tar(place, limit=LARGEST) as archive:
             for member in archive:  # in the archive's order: looking back would decompress it again
                 file = by_member.get(member.name.removeprefix("./"))
                 stream = archive.extractfile(member) if file and member.isreg() else None
                 if file and stream:
-                    yield file, f"{place}:{member.name}", stream.read()
+                    pieces = iter(partial(stream.read, CHUNK), b"")  # whole, the tar reader would take any length it is told
+                    yield file, f"{shown(place)}:{member.name}", b"".join(pieces)
             to_the_end(archive)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         raise DataError(
-            f"{place} cannot be read ({error}); it is damaged or cut short: download {layout.archive} again"
+            f"{shown(place)} cannot be read ({shown(str(error)[:200])}); it is damaged or cut short: download {layout.archive} again"
         ) from error
 
 

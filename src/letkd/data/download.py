@@ -5,17 +5,21 @@ import hashlib
 import http.client
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from letkd.data.pictures import shown
 from letkd.errors import DataError
 from letkd.progress import bar
 
 CHUNK = 1 << 20
 TRIES = 5  # in a row without a byte more
+SLOWEST, WINDOW = 1_000, 60.0  # bytes per second, taken over so many seconds
+FAULTS = (http.client.HTTPException, OSError, ValueError)  # of a connection; ValueError for addresses and headers that are none
 
 
 class _WebOnly(urllib.request.HTTPRedirectHandler):
@@ -24,7 +28,9 @@ class _WebOnly(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         secure = req.full_url.startswith("https:")
         if not newurl.startswith("https://" if secure else ("http://", "https://")):
-            raise DataError(f"{req.full_url} redirects to {newurl}, which is no web address as safe as its own: refused")
+            raise DataError(
+                f"{req.full_url} redirects to {newurl[:200]!r}, which is no web address as safe as its own: refused"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -51,18 +57,45 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def download(url: str, path: Path, *, md5: str, limit: int, timeout: float = 30.0) -> None:
+class _Pace:
+    """Ends a download that is too slow to arrive, over all its connections.
+
+    Args:
+        window: seconds in which `SLOWEST` bytes per second must come.
+    """
+
+    def __init__(self, url: str, window: float):
+        self.url, self.window = url, window
+        self.since, self.had, self.came = time.monotonic(), 0, 0
+
+    def count(self, n: int) -> None:
+        """Some bytes came, or none."""
+        self.came += n
+        seconds = time.monotonic() - self.since
+        if seconds < self.window:
+            return
+        rate = (self.came - self.had) / seconds
+        if rate < SLOWEST:
+            raise DataError(
+                f"{self.url} sends {rate:,.0f} bytes per second, too few to wait for; what came is kept: run the same command "
+                "again later to resume"
+            )
+        self.since, self.had = time.monotonic(), self.came
+
+
+def download(url: str, path: Path, *, md5: str, limit: int, timeout: float = 30.0, window: float = WINDOW) -> None:
     """Fetches `url` into `path`; what has arrived waits in a `.part` file beside it, from which the next call goes on.
 
     Args:
         md5: checksum; a file that has another does not get its name.
         limit: bytes at most.
         timeout: seconds without a byte.
+        window: seconds over which fewer than `SLOWEST` bytes per second are too few.
     """
     part, tag = (path.with_name(path.name + suffix) for suffix in (".part", ".part.tag"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(url, part, tag, limit, timeout)
+        _fetch(url, part, tag, limit, timeout, _Pace(url, window))
         found = md5_of(part)
         if found != md5:
             part.unlink()
@@ -75,19 +108,21 @@ def download(url: str, path: Path, *, md5: str, limit: int, timeout: float = 30.
         raise DataError(f"{path} cannot be written ({why})") from error
 
 
-def _fetch(url: str, part: Path, tag: Path, limit: int, timeout: float) -> None:
+def _fetch(url: str, part: Path, tag: Path, limit: int, timeout: float, pace: _Pace) -> None:
     """Until the whole file is in `part`, over as many connections as it takes."""
     opener, tries = _opener(), TRIES
     with bar(part.stem, None) as tick:
         while True:
             before = part.stat().st_size if part.exists() else 0
-            whole, why = _connect(opener, url, part, tag, limit=limit, timeout=timeout, tick=tick)
+            whole, why = _connect(opener, url, part, tag, limit=limit, timeout=timeout, tick=tick, pace=pace)
             if whole:
                 return
-            tries = TRIES if part.stat().st_size > before else tries - 1
+            now = part.stat().st_size if part.exists() else 0
+            tries = TRIES if now > before else tries - 1
+            pace.count(0)
             if not tries:
                 raise DataError(
-                    f"{url} broke off {TRIES} times after {part.stat().st_size:,} bytes ({why}); call it again, it goes on from there"
+                    f"{url} broke off {TRIES} times after {now:,} bytes ({shown(why[:200])}); call it again, it goes on from there"
                 )
 
 
@@ -100,14 +135,16 @@ def _connect(
     limit: int,
     timeout: float,
     tick: Callable[..., None],
+    pace: _Pace,
 ) -> tuple[bool, str]:
     """One connection: whether the file is whole after it, and if not, why."""
-    have = part.stat().st_size if part.exists() and tag.exists() else 0
+    version = _version(tag)
+    have = part.stat().st_size if part.exists() and version else 0
     request = urllib.request.Request(url)
     if have:
         # The rest only of the file that the part is of; the server sends another one from its beginning.
         request.add_header("Range", f"bytes={have}-")
-        request.add_header("If-Range", tag.read_text())
+        request.add_header("If-Range", version)
     try:
         answer = opener.open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
@@ -117,11 +154,13 @@ def _connect(
                 return True, ""
             tag.unlink()
             return False, "the part was longer than the file"
-        raise DataError(f"{url} answers {error.code} {error.reason}; look whether the address is still right") from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = shown(str(error.reason)[:200])
+        raise DataError(f"{url} answers {error.code} {reason}; look whether the address is still right") from None
+    except FAULTS as error:
         if have:
-            return False, str(error)
-        raise DataError(f"{url} cannot be reached ({getattr(error, 'reason', error)}); is there a network?") from None
+            return False, str(error) or type(error).__name__
+        why = shown(str(getattr(error, "reason", error))[:200]) or type(error).__name__
+        raise DataError(f"{url} cannot be reached ({why}); is there a network?") from None
     with answer:
         at, total = _extent(url, answer, have)
         if total is not None and total > limit:
@@ -133,8 +172,8 @@ def _connect(
             tick(advance=0)
             while True:
                 try:
-                    chunk = answer.read(CHUNK)
-                except (http.client.HTTPException, OSError) as error:
+                    chunk = answer.read1(CHUNK)  # what is there: a read that waits for more loses it when the connection stalls
+                except FAULTS as error:
                     return False, str(error) or type(error).__name__
                 if not chunk:
                     break
@@ -142,6 +181,7 @@ def _connect(
                 if at > limit:
                     raise DataError(f"{url} sent more than the {limit:,} bytes that this file may have: refused")
                 file.write(chunk)
+                pace.count(len(chunk))
                 tick(f"{at / 1e6:.0f} of {(total or limit) / 1e6:.0f} MB", advance=0)
             file.flush()
             os.fsync(file.fileno())
@@ -151,19 +191,31 @@ def _connect(
 def _extent(url: str, answer: Any, have: int) -> tuple[int, int | None]:
     """Where in the file the answer begins, and the length of the whole file where it is said."""
     if answer.status == 206:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
+        found = re.fullmatch(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15}|\*)", answer.headers.get("Content-Range", ""), re.ASCII)
         if found is None or int(found[1]) != have:
             raise DataError(f"{url} answered with another part than was asked for; remove the .part file and call it again")
         return have, None if found[2] == "*" else int(found[2])
-    length = answer.headers.get("Content-Length")
-    return 0, int(length) if length and length.isdecimal() else None
+    length = answer.headers.get("Content-Length") or ""
+    return 0, int(length) if re.fullmatch(r"\d{1,15}", length, re.ASCII) else None
 
 
 def _note(tag: Path, answer: Any) -> None:
     """Which version of the file this is, for `If-Range`, which takes no weak tags. Without a name there is no going on."""
     etag, modified = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
     name = etag if etag.startswith('"') else modified
-    if name:
+    if _VERSION.fullmatch(name):
         tag.write_text(name)
     else:
         tag.unlink(missing_ok=True)
+
+
+_VERSION = re.compile(r"[ -~]{1,300}")  # what can stand in a header
+
+
+def _version(tag: Path) -> str:
+    """What `_note` wrote; nothing if it is not there, or is something else."""
+    try:
+        text = tag.read_text("ascii")
+    except (OSError, ValueError):
+        return ""
+    return text if _VERSION.fullmatch(text) else ""

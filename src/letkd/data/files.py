@@ -31,8 +31,8 @@ class FileSplit:
         paths: encoded, in one numpy array of bytes: a million names in few megabytes, and nothing for workers to copy.
         lengths: of the files in bytes, as they were found; only the fingerprint uses them.
         labels: int64 `[n]`, 0 or more.
-        size: side of the square images that are read.
-        resize: what the shorter side is scaled to before the centre is cut out.
+        size: height and width of the images that are read.
+        resize: as for `letkd.data.pictures.centred`.
         workers: processes that decode; 0 for none but this one.
     """
 
@@ -40,8 +40,8 @@ class FileSplit:
     paths: np.ndarray
     lengths: np.ndarray
     labels: Tensor
-    size: int
-    resize: int
+    size: tuple[int, int]
+    resize: int | None
     workers: int
 
     def __post_init__(self):
@@ -50,7 +50,7 @@ class FileSplit:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return self.size, self.size
+        return self.size
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -71,7 +71,7 @@ class FileSplit:
 
     def _decode(self, augment: Augment, request: tuple[np.ndarray, list[np.ndarray]]) -> UInt8[Tensor, "b 3 h w"]:
         index, draws = request[0], [torch.from_numpy(rows) for rows in request[1]]
-        images = torch.empty(len(index), 3, self.size, self.size, dtype=torch.uint8)
+        images = torch.empty(len(index), 3, *self.size, dtype=torch.uint8)
         for k, i in enumerate(index):
             try:
                 picture = read_picture(self.path(i))
@@ -88,14 +88,14 @@ class FileSplit:
 
     @cached_property
     def _sha256(self) -> str:
-        digest = hashlib.sha256(f"files {self.size} {self.resize}\n".encode())
+        digest = hashlib.sha256(f"files 2 {self.size} {self.resize}\n".encode())  # the number changes when pixels do
         for path, length, label in zip(self.paths.tolist(), self.lengths.tolist(), self.labels.tolist(), strict=True):
             digest.update(b"%s\0%d %d\n" % (path, length, label))
         return digest.hexdigest()
 
     def in_memory(self, description: str) -> Split:
-        """All images decoded at once, as evaluation sees them: n · 3 · size² bytes."""
-        images = torch.empty(len(self), 3, self.size, self.size, dtype=torch.uint8)
+        """All images decoded at once, as evaluation sees them: n · 3 · h · w bytes."""
+        images = torch.empty(len(self), 3, *self.size, dtype=torch.uint8)
         at = 0
         with bar(description, len(self)) as tick:
             for part in self.read(((index, ()) for index in torch.arange(len(self)).split(BATCH)), Augment()):

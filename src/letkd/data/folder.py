@@ -1,6 +1,5 @@
 """Any tree of images with one folder for each class."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,12 +14,6 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 SIZE = 224
 TEST_SHARE = 0.2
-
-
-def with_size(reading: Reading, size: int, resize: int | None = None) -> Reading:
-    """`reading` with this size, and this or 8/7 of it as what the shorter side is scaled to, where it says nothing."""
-    size = reading.size or size
-    return replace(reading, size=size, resize=reading.resize or resize or round(size * 8 / 7))
 
 
 def need_folder(name: str, root: Path | None, what: str) -> Path:
@@ -49,7 +42,7 @@ def list_tree(root: Path) -> dict[str, Listing]:
 def read_folder(root: Path | None, reading: Reading) -> Dataset:
     """`train`, `val` and `test` with a folder for each class; or one such tree, of which a fifth of each class is the test split."""
     root = need_folder("folder", root, "a tree of images with one folder for each class")
-    classes, splits = as_splits("folder", list_tree(root), with_size(reading, SIZE))
+    classes, splits = as_splits("folder", list_tree(root), reading.at(SIZE))
     train = splits["train"]
     if "test" not in splits:
         mask = stratified(train.labels, lambda n: min(int(TEST_SHARE * n + 0.5), n - 1), seed=(0, 0))

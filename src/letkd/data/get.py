@@ -5,7 +5,7 @@ from pathlib import Path
 from letkd.data.archives import ARCHIVES
 from letkd.data.base import READERS
 from letkd.data.download import download, md5_of
-from letkd.data.unpack import unpack
+from letkd.data.unpack import sweep_unpacked, unpack
 from letkd.errors import DataError, nearest
 from letkd.progress import say
 
@@ -28,6 +28,7 @@ def get_data(name: str, root: Path) -> Path:
         raise DataError(f"there is no data set {name!r} to get; nearest: {nearest(name, READERS)}")
     archive = ARCHIVES[name]
     home, path = root / archive.folder, root / archive.name
+    sweep_unpacked(root, archive.folder)
     if home.is_dir():
         say(f"{home} is there already; `letkd data check {name} --root {root}` says whether it is whole")
         return home

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from letkd.data.base import Dataset, Reading, reader
-from letkd.data.folder import MEAN, SIZE, STD, need_folder, with_size
+from letkd.data.folder import MEAN, SIZE, STD, need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.wordnet import list_flat, named, read_words
 from letkd.errors import DataError
@@ -65,7 +65,7 @@ def _list_val(root: Path, truth: Path, synsets: dict[int, tuple[str, str]]) -> L
 def read_imagenet(root: Path | None, reading: Reading) -> Dataset:
     """Labels in the order of the sorted WordNet ids; the official validation images are the test split."""
     root, parts, words = list_imagenet(root)
-    wnids, splits = as_splits("imagenet", parts, with_size(reading, SIZE))
+    wnids, splits = as_splits("imagenet", parts, reading.at(SIZE))
     train = splits["train"]
     return Dataset(
         "imagenet",

@@ -134,7 +134,7 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
     """The classes of `parts["train"]`, and every part as a split with labels in their order.
 
     Args:
-        reading: with `size` and `resize` given.
+        reading: with a size.
     """
     for part, listing in parts.items():
         if listing.foreign:
@@ -174,8 +174,8 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
             np.array(listing.paths, dtype=np.bytes_)[kept],
             np.array(listing.lengths, dtype=np.int64)[kept],
             torch.from_numpy(labels[kept]),
-            size=reading.size or 0,
-            resize=reading.resize or reading.size or 0,
+            size=reading.sides,
+            resize=reading.resize,
             workers=reading.workers,
         )
     return classes, splits

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,9 +13,12 @@ from torch import Tensor
 from letkd.batch import Batch
 from letkd.data.augment import Augment
 from letkd.data.base import AnySplit, Request
+from letkd.data.mix import Box, Mix
 from letkd.errors import DataError
 
-VIEW_BATCH = 128
+EVAL_BATCH, EVAL_PIXELS = 128, 128 * 64 * 64
+SECOND = 0x7365636F  # goes into the seed of the second view's draws
+Mixing = tuple[float, Box | None] | None  # what `Mix.draw` gives for a batch
 VIEWS = 0x76696577  # the seed of the views' draws: the same in every run, so that runs share what was made of a view
 
 
@@ -27,6 +31,17 @@ def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequ
 def _of_channels(values: tuple[float, ...]) -> Float32[Tensor, "c 1 1"]:
     """255 times the value of each channel: made once, for it takes as long as normalising a small batch."""
     return (255 * torch.tensor(values, dtype=torch.float64))[:, None, None].to(torch.float32)
+
+
+def eval_batch(image_size: tuple[int, int], batch_size: int = 1) -> int:
+    """Images per batch where no gradient is needed: 128 up to 64x64 pixels, fewer of larger ones, at least `batch_size`.
+
+    Examples:
+        >>> eval_batch((32, 32), 16), eval_batch((224, 224), 16), eval_batch((224, 224), 256)
+        (128, 16, 256)
+    """
+    h, w = image_size
+    return max(batch_size, min(EVAL_BATCH, EVAL_PIXELS // (h * w)), 1)
 
 
 def _generator(*seed: int) -> torch.Generator:
@@ -49,6 +64,9 @@ class Loader:
             process may get no image; it still gets the batch, empty, so that all of them count the same steps.
         views: so many fixed views of every image, one an epoch in turn. What is drawn then depends on the view and the image
             alone, not on `seed`, epoch or order; 0 for fresh draws in every epoch.
+        second: how a second view of every image is drawn, `Batch.second`; None for no such view. Its draws are independent of the
+            first view's and leave these as they are without it. Image files are decoded once for each view.
+        mix: mixes every image with the one before it in the batch of all processes, the first with the last.
     """
 
     def __init__(
@@ -65,6 +83,8 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         views: int = 0,
+        second: Augment | None = None,
+        mix: Mix | None = None,
     ):
         if batch_size < 1:
             raise DataError(f"a loader with batch_size={batch_size}: a batch has 1 image or more")
@@ -77,6 +97,15 @@ class Loader:
             raise DataError(f"a loader with seed={seed}: seeds are 0 or more")
         if views < 0:
             raise DataError(f"a loader with views={views}: it is a number of fixed views, 0 for none")
+        if second is not None and (views or mix is not None):
+            raise DataError(
+                "a loader with a second view and fixed views or mixed images: a second view goes with neither; leave out one of the two"
+            )
+        if views and mix is not None:
+            raise DataError(
+                f"a loader with views={views} and {mix.kind}: a mixed image is new in every epoch, so it has no fixed views; "
+                "train without --cache (train.cache_views) or with data.mix=none"
+            )
         if not 0 <= rank < world:
             raise DataError(f"a loader with rank={rank} of world={world}: ranks count from 0 to world − 1")
         if world > batch_size:
@@ -84,7 +113,7 @@ class Loader:
         self.split, self.batch_size = split, batch_size
         self.mean, self.std, self.augment = mean, std, augment or Augment()
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
-        self.rank, self.world, self.views = rank, world, views
+        self.rank, self.world, self.views, self.second, self.mix = rank, world, views, second, mix
         self.epoch, self.start = 1, 0
         self._drawn: tuple[int | None, tuple[Tensor, ...]] = None, ()
 
@@ -110,25 +139,46 @@ class Loader:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._batches(self._requests(self.epoch, self.start), self.epoch, self.view(self.epoch))
+        epoch, start = self.epoch, self.start
+        batches = self._batches(self._requests(epoch, start), epoch, self.view(epoch))
+        return batches if self.second is None else self._with_second(batches, self.second, epoch, start)
 
     def of_view(self, view: int, index: Int64[Tensor, " m"]) -> Iterator[Batch]:
         """The images at `index`, in that order, as a fixed view shows them; in batches that depend on nothing else."""
         table = self._table(view)
-        requests = ((part, tuple(rows[part] for rows in table)) for part in index.split(VIEW_BATCH))
+        size = eval_batch(self.split.image_size)
+        requests = ((part, tuple(rows[part] for rows in table), None) for part in index.split(size))
         return self._batches(requests, view + 1, view)
 
-    def _batches(self, requests: Iterable[Request], epoch: int, view: int | None) -> Iterator[Batch]:
-        asked: deque[Tensor] = deque()  # a split may look at requests ahead
+    def _batches(
+        self,
+        requests: Iterable[tuple[Tensor, tuple[Tensor, ...], Mixing]],
+        epoch: int,
+        view: int | None,
+        second: Augment | None = None,
+    ) -> Iterator[Batch]:
+        augment = second or self.augment
+        asked: deque[tuple[Tensor, tuple[Tensor, ...], Mixing]] = deque()  # a split may look at requests ahead
 
         def noted() -> Iterator[Request]:
-            for index, draws in requests:
-                asked.append(index)
+            for index, draws, mixing in requests:
+                asked.append((index, draws, mixing))
                 yield index, draws
 
-        for images in self.split.read(noted(), self.augment):
-            index = asked.popleft()
-            yield Batch(normalise(images, self.mean, self.std), self.split.labels[index], index, epoch, view)
+        for images in self.split.read(noted(), augment):
+            index, draws, mixing = asked.popleft()
+            x = augment.normalised(normalise(images, self.mean, self.std), *draws)
+            y = self.split.labels[index]
+            if self.mix is None or mixing is None:
+                yield Batch(x, y, index, epoch, view)
+            else:
+                x, lam = self.mix(x[1:], x[:-1], *mixing)
+                yield Batch(x, y[1:], index[1:], epoch, view, y2=y[:-1], lam=lam)
+
+    def _with_second(self, batches: Iterable[Batch], second: Augment, epoch: int, start: int) -> Iterator[Batch]:
+        others = self._batches(self._requests(epoch, start, second), epoch, None, second)
+        for batch, other in zip(batches, others, strict=True):
+            yield replace(batch, second=other.x)
 
     def _table(self, view: int) -> tuple[Tensor, ...]:
         """What is drawn for all images in a fixed view; the last one asked for is kept."""
@@ -136,16 +186,25 @@ class Loader:
             self._drawn = view, self.augment.draw(len(self.split), _generator(VIEWS, view))
         return self._drawn[1]
 
-    def _requests(self, epoch: int, start: int) -> Iterator[Request]:
+    def _requests(
+        self, epoch: int, start: int, second: Augment | None = None
+    ) -> Iterator[tuple[Tensor, tuple[Tensor, ...], Mixing]]:
+        """The images of each batch and what is drawn for them; with `second`, what is drawn for the second view."""
         # The order is drawn first, so it is the same whether or not the images are augmented.
         generator = _generator(self.seed, epoch)
         n, view = len(self.split), self.view(epoch)
         table = None if view is None else self._table(view)
         order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+        augment = self.augment
+        if second is not None:
+            augment, generator = second, _generator(self.seed, epoch, SECOND)
         for k in range(len(self)):
             index = order[k * self.batch_size : (k + 1) * self.batch_size]
             # For the whole batch, and for batches left out too: what a process draws does not depend on what it is given.
-            draws = self.augment.draw(len(index), generator) if table is None else tuple(part[index] for part in table)
+            draws = augment.draw(len(index), generator) if table is None else tuple(part[index] for part in table)
+            mixing = None if self.mix is None else self.mix.draw(*self.split.image_size, generator)
             if k >= start:
-                parts = [part.tensor_split(self.world)[self.rank] for part in (index, *draws)]
-                yield parts[0], tuple(parts[1:])
+                at = torch.arange(len(index)).tensor_split(self.world)[self.rank]
+                if mixing is not None:
+                    at = torch.cat([at[:1] - 1, at])  # the image before comes along, to be mixed with the first
+                yield index[at], tuple(part[at] for part in draws), mixing

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from letkd.data.pictures import shown
 from letkd.errors import DataError
+
+MOST_READS = 4_000_000  # a CIFAR file takes less than a million
 
 
 class _Sealed:
@@ -16,13 +19,42 @@ class _Sealed:
         raise ValueError("state where none belongs")
 
 
-class _Bytes(_Sealed):
-    """Stands for `_codecs.encode`, by which newer pickles of old protocols write bytes."""
+class _Encode(_Sealed):
+    """Stands for `_codecs.encode`, by which newer pickles of old protocols write bytes.
 
-    def __new__(cls, text: str, encoding: str | bytes):
+    Args:
+        room: how many bytes it makes at most, over all calls: one text can be named many times.
+    """
+
+    def __init__(self, room: int):
+        self.room = room
+
+    def __call__(self, text: str, encoding: str | bytes) -> bytes:
         if encoding not in ("latin1", b"latin1"):
             raise ValueError(f"bytes written as {encoding!r:.40}")
+        self.room -= len(text)
+        if self.room < 0:
+            raise ValueError("more bytes than the file has")
         return text.encode("latin1")
+
+
+class _Counted(io.BytesIO):
+    """A file that ends with an error after more reads than any CIFAR file takes: every item of a pickle costs memory."""
+
+    left = MOST_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._count()
+        return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        self._count()
+        return super().readline(size)
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("more items than a CIFAR file has")
 
 
 class _Dtype(_Sealed):
@@ -49,29 +81,68 @@ class Array(_Sealed):
         self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-class Unpickler(pickle.Unpickler):
-    """Reads a pickle without importing or calling anything it names: the few names a CIFAR file needs get stand-ins."""
+_InPython: Any = pickle._Unpickler
+
+
+class Unpickler(_InPython):
+    """Reads a pickle without importing or calling anything it names: the few names a CIFAR file needs get stand-ins.
+
+    Python's own form of it, not the one in C: that makes its memo as long as the largest number a file writes there. Keys are
+    names alone, because the hash of a deeply nested tuple overflows the stack.
+    """
 
     STAND_INS = {  # noqa: RUF012
         "numpy.core.multiarray._reconstruct": Array,
         "numpy._core.multiarray._reconstruct": Array,
         "numpy.ndarray": Array,
         "numpy.dtype": _Dtype,
-        "_codecs.encode": _Bytes,
     }
 
     def __init__(self, where: str, content: bytes):
-        super().__init__(io.BytesIO(content), encoding="bytes")
-        self.where = where
+        super().__init__(_Counted(content), encoding="bytes")
+        self.where, self.encode = where, _Encode(len(content))
+
+    def _load_frame(self) -> None:
+        self.read(8)  # a hint for reading ahead: the items follow all the same
+
+    def _load_setitems(self) -> None:
+        items = self.pop_mark()
+        self._set(items[::2], items[1::2])
+
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key], [value])
+
+    def _load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self._set(items[::2], items[1::2])
+
+    def _set(self, keys: list[Any], values: list[Any]) -> None:
+        if not all(isinstance(key, (bytes, str)) for key in keys) or not isinstance(self.stack[-1], dict):
+            raise ValueError("entries without names")
+        self.stack[-1].update(zip(keys, values, strict=True))
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         asked = f"{module_name}.{global_name}"
+        if asked == "_codecs.encode":
+            return self.encode
         if asked not in self.STAND_INS:
             raise DataError(
-                f"{self.where} asks to load {asked}, which no official CIFAR file does; it was refused and nothing was run: "
+                f"{self.where} asks to load {shown(asked[:100])}, which no official CIFAR file does; it was refused and nothing was run: "
                 "use the file of the official archive"
             )
         return self.STAND_INS[asked]
+
+    dispatch = {  # noqa: RUF012
+        **_InPython.dispatch,
+        pickle.FRAME[0]: _load_frame,
+        pickle.SETITEMS[0]: _load_setitems,
+        pickle.SETITEM[0]: _load_setitem,
+        pickle.DICT[0]: _load_dict,
+    }
+    for code in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8):
+        del dispatch[code[0]]
 
 
 def as_text(text: bytes | str) -> str:
@@ -91,7 +162,7 @@ def read_pickle(where: str, content: bytes) -> dict[str, Any]:
         raise
     except Exception as error:  # bytes that are no pickle can fail in any way at all
         raise DataError(
-            f"{where} is no readable pickle ({error}): it is cut short or another file; download it again"
+            f"{where} is no readable pickle ({shown(str(error)[:200])}): it is cut short or another file; download it again"
         ) from error
     if not isinstance(found, dict):
         raise DataError(f"{where} holds a {type(found).__name__}, not the entries of a CIFAR file; download it again")

@@ -17,33 +17,61 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
+LONGEST = 200  # times the shorter side: a strip of one pixel would be scaled to gigabytes, and shows nothing
+# EXIF's note on how the camera was held, and what makes the picture upright.
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
 def shown(path: str | bytes | Path) -> str:
-    """A path as a message can print it, whatever bytes its name has."""
-    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
+    """A path as a message can print it, whatever bytes its name has: on one line, without control characters."""
+    text = os.fsdecode(path)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def read_picture(path: Path) -> Image.Image:
     """The file's pixels in RGB; of an animation the first frame.
 
     Grey-scale, palette, CMYK and 16-bit images become RGB of 8 bits; transparency is dropped, the colour under it stays. The
-    orientation that a camera noted in EXIF is left alone, as the field's loaders leave it. JPEGs are decoded at
-    full size: their own fast scaling would give other pixels.
+    picture is turned upright as its EXIF orientation says. JPEGs are decoded at full size: their own fast scaling would give
+    other pixels. Pictures of more pixels than Pillow's `Image.MAX_IMAGE_PIXELS` are refused, and strips more than `LONGEST`
+    times as long as wide.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on damaged EXIF and the like, which nobody reads here
+            warnings.simplefilter("ignore")  # on damaged EXIF and the like
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as picture:
-                return _rgb(picture)
+                w, h = picture.size
+                if max(w, h) > LONGEST * min(w, h):
+                    raise ValueError(f"{w}x{h} pixels: one side is more than {LONGEST} times the other")
+                return _upright(picture, _rgb(picture))
     except Exception as error:  # bytes that are no image can fail in any way at all
         why = "it is no image of a kind that is read here" if isinstance(error, Image.UnidentifiedImageError) else error
-        raise DataError(f"{shown(path)} cannot be decoded ({shown(str(why))})") from None
+        raise DataError(f"{shown(path)} cannot be decoded ({shown(str(why)[:300])})") from None
+
+
+def _upright(picture: Image.Image, pixels: Image.Image) -> Image.Image:
+    """`pixels`, turned as the EXIF of the loaded file `picture` says; damaged EXIF says nothing."""
+    try:
+        turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
+    except Exception:  # damaged EXIF can fail in any way at all, and the pixels are whole
+        turn = None
+    return pixels if turn is None else pixels.transpose(turn)
 
 
 def _rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):  # older Pillow reads these as I
-        values = np.asarray(picture).astype(np.int64)
-        grey = ((values * 255 + 32767) // 65535).clip(0, 255).astype(np.uint8)
+        values = np.asarray(picture).clip(0, 65535).astype(np.int32)
+        grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if picture.mode in ("I", "F"):
         raise ValueError("grey values of 32 bits, of which nobody knows what is white")
@@ -52,15 +80,34 @@ def _rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")  # a copy: the file may be closed
 
 
-def centred(picture: Image.Image, size: int, resize: int) -> Image.Image:
-    """The view of evaluation: the shorter side scaled to `resize` (bilinear), then `size` x `size` from the centre."""
-    w, h = picture.size
-    short = min(w, h)
-    if short != resize:
-        w, h = (max(int(resize * side / short), resize) for side in (w, h))
-        picture = picture.resize((w, h), Image.Resampling.BILINEAR)
-    left, top = round((w - size) / 2), round((h - size) / 2)
-    return picture.crop((left, top, left + size, top + size))
+def default_resize(size: tuple[int, int]) -> int:
+    """8/7 of the shorter side: 256 for 224."""
+    return round(min(size) * 8 / 7)
+
+
+def centred(picture: Image.Image, size: tuple[int, int], resize: int | None = None) -> Image.Image:
+    """The view of evaluation: scaled (bilinear) until it just covers `size` with a margin, then `size` from the centre.
+
+    Args:
+        size: height and width.
+        resize: `min(size)` with its margin; of a square, what the picture's shorter side is scaled to. Default: 8/7 of
+            `min(size)`, and a picture that already has the size is left as it is.
+    """
+    h, w = size
+    if resize is None:
+        if picture.size == (w, h):
+            return picture
+        resize = default_resize(size)
+    cover_h, cover_w = (max(round(side * resize / min(size)), side) for side in size)
+    W, H = picture.size
+    if W * cover_h >= H * cover_w:
+        scaled = max(int(cover_h * W / H), cover_w), cover_h
+    else:
+        scaled = cover_w, max(int(cover_w * H / W), cover_h)
+    if scaled != (W, H):
+        picture = picture.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = round((scaled[0] - w) / 2), round((scaled[1] - h) / 2)
+    return picture.crop((left, top, left + w, top + h))
 
 
 def as_tensor(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from letkd.data.base import Dataset, Reading, reader
-from letkd.data.folder import need_folder, with_size
+from letkd.data.folder import need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.wordnet import list_flat, named, read_words
 from letkd.errors import DataError
@@ -49,8 +49,9 @@ def _list_val(home: Path) -> Listing:
 def read_tiny_imagenet(root: Path | None, reading: Reading) -> Dataset:
     """The official validation images are the test split, as in the field; the official test images have no labels."""
     home, parts = list_tiny_imagenet(root)
-    size = reading.size or SIZE
-    wnids, splits = as_splits("tiny-imagenet", parts, with_size(reading, size, resize=size))
+    reading = reading.at(SIZE)
+    whole = replace(reading, resize=reading.resize or min(reading.sides))  # the images are small: no margin is cut off
+    wnids, splits = as_splits("tiny-imagenet", parts, whole)
     train, test = (splits[part].in_memory(f"tiny-imagenet: decoding {part}") for part in ("train", "test"))
     classes = named(wnids, read_words(home / "words.txt"))
     return Dataset("tiny-imagenet", train, train.subset(torch.arange(0)), test, classes=classes, mean=MEAN, std=STD, flip=True)

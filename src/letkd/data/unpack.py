@@ -1,7 +1,10 @@
 """Archives unpacked into one folder and nowhere else, whole or not at all."""
 
+import glob
+import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -9,13 +12,21 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from letkd.errors import DataError
 from letkd.progress import bar
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 CHUNK = 1 << 20
+LARGEST_READ = 4 * CHUNK  # of headers, which are read at once
+SLACK = 32 * CHUNK  # headers, and what archives are filled up with
 Entry = tuple[str, int, IO[bytes] | None]  # name, announced length, content; no content for a folder
 
 
@@ -32,11 +43,12 @@ def unpack(archive: Path, root: Path, *, folder: str, limit: int, files: int) ->
     home = root / folder
     if home.exists():
         raise DataError(f"{home} is there already; remove it to unpack {archive.name} again")
+    sweep_unpacked(root, folder)
     beside = root / f".{folder}.{uuid.uuid4().hex}.tmp"
-    entries = _zip(archive) if archive.suffix == ".zip" else _tar(archive)
+    entries = _zip(archive) if archive.suffix == ".zip" else _tar(archive, limit)
     try:
         beside.mkdir(parents=True)
-        with bar(f"unpacking {archive.name}", None) as tick:
+        with _held(beside), bar(f"unpacking {archive.name}", None) as tick:
             for count, (name, length, content) in enumerate(entries, start=1):
                 target = beside / _inside(archive, name, folder)
                 if count > files:
@@ -62,6 +74,28 @@ def unpack(archive: Path, root: Path, *, folder: str, limit: int, files: int) ->
     return home
 
 
+def sweep_unpacked(root: Path, folder: str) -> None:
+    """Remove what killed calls left of `folder`: our own names alone, no links, nothing that a running call holds."""
+    for left in root.glob(f".{glob.escape(folder)}.*.tmp") if fcntl else ():
+        if re.fullmatch(r"[0-9a-f]{32}", left.name.removeprefix(f".{folder}.").removesuffix(".tmp")):
+            with suppress(OSError), _held(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """A lock on the folder itself, which ends with the process; OSError if another has it, or if it is a link or no folder."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _inside(archive: Path, name: str, folder: str) -> PurePosixPath:
     path = PurePosixPath(name)
     odd = any(c in name for c in "\\\0:") or path.is_absolute() or ".." in path.parts
@@ -81,8 +115,42 @@ def _write(archive: Path, name: str, target: Path, content: IO[bytes], length: i
         raise DataError(f"{archive} holds {name[:100]!r}, which is shorter than it says: download it again")
 
 
-def _tar(archive: Path) -> Iterator[Entry]:
-    with tarfile.open(archive, "r:*") as found:
+class _Bounded:
+    """What an archive decompresses to, up to a length; one that is longer, or has a header of megabytes, is refused."""
+
+    def __init__(self, stream: Any, archive: Path, limit: int):
+        self.stream, self.archive, self.limit = stream, archive, limit + SLACK
+
+    def read(self, size: int = -1) -> bytes:
+        found = self.stream.read(size) if 0 <= size <= LARGEST_READ else b""
+        if self.stream.tell() > self.limit or not 0 <= size <= LARGEST_READ:
+            raise DataError(f"{self.archive} would unpack to more bytes than it may have: refused")
+        return found
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or place > self.limit:
+            raise DataError(f"{self.archive} would unpack to more bytes than it may have: refused")
+        return self.stream.seek(place)
+
+    def tell(self) -> int:
+        return self.stream.tell()
+
+
+@contextmanager
+def open_tar(archive: Path, *, limit: int) -> Iterator[tarfile.TarFile]:
+    """A `.tar.gz` file.
+
+    Args:
+        limit: bytes that its files may have together. Nothing is decompressed much beyond it; read files in pieces of `CHUNK`.
+    """
+    with gzip.open(archive, "rb") as stream:
+        bounded: Any = _Bounded(stream, archive, limit)
+        with tarfile.open(fileobj=bounded, mode="r:") as found:
+            yield found
+
+
+def _tar(archive: Path, limit: int) -> Iterator[Entry]:
+    with open_tar(archive, limit=limit) as found:
         for member in found:
             name = member.name.removeprefix("./")
             if member.isdir() and name in ("", "."):

@@ -3,20 +3,23 @@
 import copy
 import io
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from letkd.deploy.facts import KEY, Facts
+from letkd.deploy.facts import Axis, Facts
 from letkd.deploy.fold import fold_batch_norms
-from letkd.deploy.runners import FACTS_FILE, Runner, need, onnx_runner, program_runner, student_runner
+from letkd.deploy.runners import Runner, need, onnx_runner, program_runner, student_runner
+from letkd.deploy.worker import KEY
 from letkd.errors import ExportError
 from letkd.progress import say
 from letkd.taps import as_logits
@@ -56,47 +59,65 @@ class Traced:
     folded: int
 
 
-def trace(student: nn.Module, facts: Facts, *, fold: bool = True) -> Traced:
-    """Follow a student by `torch.export`, for any batch and, where the network allows it, any height and width.
+def trace(
+    student: nn.Module, facts: Facts, *, fold: bool = True, batch: int | None = None, any_size: bool | None = None
+) -> Traced:
+    """Follow a student by `torch.export`.
 
     Args:
         student: in eval mode; not changed.
-        facts: `size` must be known, `mean` and `std` too where the input is uint8.
-        fold: BN into the convolutions before it, where nothing else reads them.
+        facts: `size` must be known, `mean` and `std` too if the input is uint8.
+        fold: BN into the convolutions before it, if nothing else reads them.
+        batch: images per call; any number if None.
+        any_size: whether height and width may differ from call to call; if None, they may if the network is fully convolutional.
     """
-    if facts.size is None:
+    if (size := facts.size) is None:
         raise ExportError("nobody says how large the images are; give their height and width with --size")
     if facts.input == "uint8" and (facts.mean is None or facts.std is None):
         raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use --input normalised")
+    facts = facts.replace(batch=batch or 1)
     model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
-    program, dynamic = _trace(model, facts, facts.size)
+    fixed = ("batch",) if batch is None else ()
+    program, dynamic = _trace(model, facts, size, fixed, any_size)
     folded = fold_batch_norms(model, program) if fold else 0
     if folded:
-        program = _traced(model, facts, facts.size, dynamic)
+        program = _traced(model, facts, size, dynamic)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of source files on this machine
-    return Traced(program, replace(facts, dynamic=dynamic), folded)
+    return Traced(program, facts.replace(dynamic=dynamic), folded)
 
 
 def as_program(traced: Traced) -> bytes:
     """A `.pt2` file for `torch.export.load`, with the facts in its extra file `letkd.json`."""
     file = io.BytesIO()
     with quietly():
-        torch.export.save(traced.program, file, extra_files={FACTS_FILE: traced.facts.as_json()})
+        torch.export.save(traced.program, file, extra_files={f"{KEY}.json": traced.facts.as_json()})
     return file.getvalue()
 
 
-def as_onnx(traced: Traced) -> bytes:
-    """An ONNX file from `images` to `logits`, with the facts in its metadata under `letkd`."""
+def as_onnx(traced: Traced, opset: int | None = None) -> bytes:
+    """An ONNX file from `images` to `logits`, with the facts in its metadata under `letkd`.
+
+    Args:
+        opset: the version of ONNX's operators; torch's own choice if None.
+    """
     onnx = need("onnxruntime", "onnxscript", "onnx")
     try:
         with quietly():
-            made = torch.onnx.export(traced.program, (), dynamo=True, verbose=False, output_names=["logits"])
+            made = torch.onnx.export(
+                traced.program, (), dynamo=True, verbose=False, output_names=["logits"], opset_version=opset
+            )
     except Exception as error:  # torch.onnx's errors share no class
-        raise ExportError(f"torch.onnx cannot write the network: {_first_line(error)}; try --to torch-export") from error
+        other = "--to torch-export" if opset is None else "without --opset"
+        raise ExportError(f"torch.onnx cannot write the network: {_first_line(error)}; try {other}") from error
     if made is None:
         raise ExportError("torch.onnx gave no model; update torch and onnxscript")
     model = made.model_proto
+    has = next(part.version for part in model.opset_import if part.domain in ("", "ai.onnx"))
+    if opset not in (None, has):
+        raise ExportError(
+            f"--opset {opset}: the network's operators can only be written in opset {has}; ask for that, or for none"
+        )
     graph = model.graph
     # What is left over from tracing: the paths of source files on this machine, and names of sizes that mean nothing to a reader.
     for part in (*graph.node, *graph.input, *graph.output, *graph.initializer, graph, model):
@@ -108,7 +129,8 @@ def as_onnx(traced: Traced) -> bytes:
     for axis, name in ((0, "batch"), (2, "height"), (3, "width")):
         if name in traced.facts.dynamic:
             shape.dim[axis].dim_param = name
-    graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    if "batch" in traced.facts.dynamic:
+        graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.helper.set_model_props(model, {KEY: traced.facts.as_json()})
     onnx.checker.check_model(model)
     return model.SerializeToString()
@@ -126,39 +148,87 @@ class Format:
 FORMATS = {"torch-export": Format(".pt2", as_program, program_runner), "onnx": Format(".onnx", as_onnx, onnx_runner)}
 
 
-def _trace(model: nn.Module, facts: Facts, size: tuple[int, int]) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """Export with all sizes open; where the network has a fixed one, or takes another path at another one, with the batch alone."""
-    try:
-        return _traced(model, facts, size, Facts.dynamic), Facts.dynamic
-    except Exception as error:  # torch.export's errors share no class
-        say(f"the image's size is fixed to {size[0]}x{size[1]}: the network does not run, or runs otherwise, at others")
+def _trace(
+    model: nn.Module, facts: Facts, size: tuple[int, int], fixed: tuple[Axis, ...], any_size: bool | None
+) -> tuple[ExportedProgram, tuple[Axis, ...]]:
+    """Export with height and width open if that is asked for or possible, else fixed."""
+    every: tuple[Axis, ...] = (*fixed, "height", "width")
+    why = "the network does not run, or runs otherwise, at others"
+    if any_size is not False and (any_size or is_convolutional(model, facts, size)):
         try:
-            return _traced(model, facts, size, ("batch",)), ("batch",)
-        except Exception:
-            raise ExportError(f"torch.export cannot follow the network: {_first_line(error)}") from error
+            return _traced(model, facts, size, every), every
+        except Exception as error:  # torch.export's errors share no class
+            if any_size:
+                raise ExportError(
+                    f"torch.export cannot follow the network at any size: {_first_line(error)}; leave --size dynamic out"
+                ) from error
+    if any_size is None:
+        say(f"the image's size is fixed to {size[0]}x{size[1]}: {why}")
+    try:
+        return _traced(model, facts, size, fixed), fixed
+    except Exception as error:
+        raise ExportError(f"torch.export cannot follow the network: {_first_line(error)}") from error
+
+
+ATTENTION = re.compile(r"attention|transformer|softmax|bmm")
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the name of every operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def is_convolutional(model: nn.Module, facts: Facts, size: tuple[int, int]) -> bool:
+    """Whether a network does the same operations at another size, and none that compares every place with every other.
+
+    Attention and position embeddings can run at other sizes, but what they compute there is another function, and torch.export needs
+    minutes to find out which sizes it could be.
+    """
+    seen = []
+    for other in _sizes(size):
+        try:
+            with torch.no_grad(), _Operations() as operations:
+                model(_noise(facts, 1, other))
+        except Exception:  # whatever a network says to a size that it was not made for
+            return False
+        seen.append(operations.names)
+    return seen[0] == seen[1] == seen[2] and not any(ATTENTION.search(name) for name in seen[0])
+
+
+def _sizes(size: tuple[int, int]) -> list[tuple[int, int]]:
+    """The size, and two others to try."""
+    h, w = size
+    return [size, (2 * h, 2 * w), (h + 8, w + 16)]
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]) -> ExportedProgram:
+def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...]) -> ExportedProgram:
     axes = {"batch": 0, "height": 2, "width": 3}
     shapes = ({axes[name]: Dim.AUTO for name in dynamic},)
+    example = _noise(facts, 2 if "batch" in dynamic else facts.batch, size)
     with quietly():
-        program = torch.export.export(model, (_noise(facts, 2, size),), dynamic_shapes=shapes)
+        program = torch.export.export(model, (example,), dynamic_shapes=shapes)
         _must_hold(model, program, facts, size, dynamic)
     return program
 
 
 def _must_hold(
-    model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[str, ...]
+    model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...]
 ) -> None:
     """Raise where the program, at another batch or size than it was traced with, differs from the model or does not run."""
     run: Any = program.module()
-    h, w = size
-    for batch, other in ((1, size), (3, (2 * h, 2 * w)), (1, (h + 8, w + 16))):
-        x = _noise(facts, batch, other if "height" in dynamic else size)
+    for batch, other in zip((1, 3, 1), _sizes(size), strict=True):
+        x = _noise(facts, batch if "batch" in dynamic else facts.batch, other if "height" in dynamic else size)
         with torch.no_grad():
             torch.testing.assert_close(run(x), model(x), rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -217,5 +287,5 @@ def random_images(size: tuple[int, int], n: int = 32) -> UInt8[Tensor, "n 3 h w"
 
 def reference(student: nn.Module, facts: Facts) -> Runner:
     """The student as it is, to compare with; without a known normalisation, images are only brought to 0 … 1."""
-    known = replace(facts, input="normalised", mean=facts.mean or (0.0,) * 3, std=facts.std or (1.0,) * 3)
+    known = facts.replace(input="normalised", mean=facts.mean or (0.0,) * 3, std=facts.std or (1.0,) * 3)
     return student_runner(student, known)

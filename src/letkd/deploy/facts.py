@@ -1,110 +1,125 @@
-"""What has to be known to feed a shipped model and to read its answer; it travels inside every exported file."""
+"""What has to be known to feed a shipped model and to read its answer; it travels inside every file that holds one."""
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from letkd.errors import CheckpointError
+from letkd.recipes.schema import LARGEST_SIDE, STEEPEST
 
-KEY = "letkd"
 FORMAT = "letkd-export-1"
+LARGEST = 1_000_000  # of anything that a file counts
 
 Input = Literal["uint8", "normalised"]
+Axis = Literal["batch", "height", "width"]
+Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Side = Annotated[int, Field(strict=True, ge=1, le=LARGEST_SIDE)]
+Number = Annotated[float, Field(strict=True, ge=-STEEPEST, le=STEEPEST)]
+Positive = Annotated[float, Field(strict=True, gt=1e-6, le=STEEPEST)]
+Name = Annotated[str, Field(max_length=1000)]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts of a shipped model.
+class Facts(BaseModel):
+    """Facts of a shipped model: the header of a student file, the metadata of an ONNX file, the extra file of a program.
 
     Args:
         num_classes: logits it gives.
         classes: their names, or none.
-        mean: of each channel, where 0 is black and 1 is white; None where nobody knows.
+        mean: of each channel, where 0 is black and 1 is white; None if not known.
         std: likewise.
         size: height and width of the images it was trained on.
-        resize: what a picture's shorter side is scaled to before `size` is cut from its centre; `size` itself where None.
+        resize: what a picture's shorter side is scaled to before `size` is cut from its centre; if None, 8/7 of `size`, and a
+            picture that already has the size is left as it is.
         input: `uint8`: takes images as they are, RGB from 0 to 255, and normalises them itself; `normalised`: takes
             (image / 255 − mean) / std.
         dynamic: which of batch, height and width may differ from call to call.
+        batch: images per call if the batch is fixed.
         model: the network's name.
     """
 
-    num_classes: int
-    classes: tuple[str, ...] = ()
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    size: tuple[int, int] | None = None
-    resize: int | None = None
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    num_classes: Count
+    classes: tuple[Name, ...] = ()
+    mean: tuple[Number, Number, Number] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
+    size: tuple[Side, Side] | None = None
+    resize: Annotated[int, Field(strict=True, ge=1, le=2 * LARGEST_SIDE)] | None = None
     input: Input = "normalised"
-    dynamic: tuple[str, ...] = ("batch", "height", "width")
-    model: str = ""
+    dynamic: tuple[Axis, ...] = ("batch", "height", "width")
+    batch: Count = 1
+    model: Name = ""
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _no_names(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @field_validator("classes")
+    @classmethod
+    def _a_name_per_logit(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if len(value) not in (0, info.data.get("num_classes", len(value))):
+            raise ValueError("not as many names as logits")
+        return value
+
+    def replace(self, **changes: Any) -> "Facts":
+        """The same facts but for these."""
+        return Facts(**{**self.model_dump(include=set(Facts.model_fields)), **changes})
 
     def name_of(self, label: int) -> str:
-        """The class's name, or its number where there are no names."""
+        """The class's name, or its number if there are no names."""
         return self.classes[label] if self.classes else str(label)
 
     def as_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps({"format": FORMAT, **self.model_dump()})
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def facts_from_json(text: str | None, path: object) -> Facts:
     """What `as_json` wrote, or a sentence on what the file is instead."""
-    try:
-        table = json.loads(text or "null")
-    except (ValueError, RecursionError):
-        table = None
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
+    table = table_from_json(text)
+    if table is None or table.get("format") != FORMAT:
         raise CheckpointError(f"{path} carries no facts of letkd (classes, normalisation, size); make it with `letkd export`")
     return facts_from(table, path)
 
 
 def facts_from(table: Mapping[str, Any], path: object) -> Facts:
-    """Facts from a table out of a file, each of its kind; what is missing is not known.
+    """Facts from a table out of a file; what is missing is not known.
 
     Args:
         path: the file, for the sentence on what is wrong in it.
     """
-    C, classes, size = table.get("num_classes"), table.get("classes") or (), table.get("size")
-    mean, std, dynamic = table.get("mean"), table.get("std"), table.get("dynamic", Facts.dynamic)
-    wrong = [
-        name
-        for name, right in {
-            "num_classes": _counts(C),
-            "classes": _row(classes, lambda name: type(name) is str) and len(classes) in (0, C),
-            "mean": mean is None or (_row(mean, _finite) and len(mean) == 3),
-            "std": std is None or (_row(std, lambda s: _finite(s) and s > 0) and len(std) == 3),
-            "size": size is None or (_row(size, _counts) and len(size) == 2),
-            "resize": table.get("resize") is None or _counts(table["resize"]),
-            "input": table.get("input", Facts.input) in ("uint8", "normalised"),
-            "dynamic": _row(dynamic, lambda name: name in Facts.dynamic),
-            "model": type(table.get("model", "")) is str,
-        }.items()
-        if not right
-    ]
-    if wrong or C is None:
-        raise CheckpointError(f"{path} is damaged: what it says of its {', '.join(wrong)} cannot be true; make it again")
-    return Facts(
-        num_classes=C,
-        classes=tuple(classes),
-        mean=None if mean is None else tuple(mean),
-        std=None if std is None else tuple(std),
-        size=None if size is None else (size[0], size[1]),
-        resize=table.get("resize"),
-        input=table.get("input", Facts.input),
-        dynamic=tuple(dynamic),
-        model=table.get("model", ""),
-    )
+    return checked(Facts, table, path)
 
 
-def _row(value: Any, right: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(right(part) for part in value)
+def table_from_json(text: str | None) -> dict[str, Any] | None:
+    """A JSON object out of a file; None if the text is anything else."""
+    try:
+        table = json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return None
+    return table if isinstance(table, dict) else None
 
 
-def _counts(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= 1_000_000
+def checked(kind: type[Kind], table: Mapping[str, Any], path: object) -> Kind:
+    """A table out of a file as a model of its facts, or a sentence that names what is wrong."""
+    try:
+        return kind.model_validate(dict(table))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path} is damaged, or of a newer letkd: its header is wrong at {wrong_places(error)}; get it again, or upgrade"
+        ) from None
 
 
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def wrong_places(error: ValidationError, n: int = 4) -> str:
+    """Where a table is wrong: `mean[1], changes[0].settings.K and 2 more`."""
+    places = list(dict.fromkeys(_place(part["loc"]) for part in error.errors(include_url=False, include_input=False)))
+    return ", ".join(places[:n]) + (f" and {len(places) - n} more" if len(places) > n else "")
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:40]}" for part in loc).removeprefix(".")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from jaxtyping import UInt8
-from PIL import Image
 from torch import Tensor
 
 from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
@@ -15,6 +14,7 @@ from letkd.deploy.runners import Runner
 from letkd.errors import DataError
 
 BATCH = 32
+PIXELS = BATCH * 512 * 512  # of a batch: larger images come in smaller ones
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,7 @@ def read_image(path: Path, facts: Facts) -> UInt8[Tensor, "3 h w"]:
     picture = read_picture(path)
     if facts.size is None:
         return as_tensor(picture)
-    h, w = facts.size
-    if h == w:
-        return as_tensor(centred(picture, h, facts.resize or h))
-    return as_tensor(picture if picture.size == (w, h) else picture.resize((w, h), Image.Resampling.BILINEAR))
+    return as_tensor(centred(picture, facts.size, facts.resize))
 
 
 def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[Prediction]:
@@ -58,13 +55,15 @@ def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[P
     Args:
         top: how many classes of each.
     """
+    h, w = model.facts.size or (1, 1)
+    largest = max(1, min(BATCH, PIXELS // (h * w)))
     batch: list[tuple[Path, Tensor | str]] = []
     for path in paths:
         try:
             batch.append((path, read_image(path, model.facts)))
         except DataError as error:
             batch.append((path, str(error)))
-        if len(batch) == BATCH:
+        if len(batch) == largest:
             yield from _classify(model, batch, top)
             batch = []
     yield from _classify(model, batch, top)

@@ -9,23 +9,26 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from letkd.data import AnySplit, Augment
+from letkd.data import AnySplit
 from letkd.data.loader import normalise
+from letkd.deploy.evaluate import evaluate_runner
 from letkd.deploy.export import quietly
-from letkd.deploy.facts import KEY, Facts
-from letkd.deploy.runners import Runner, need, onnx_runner
+from letkd.deploy.facts import Facts
+from letkd.deploy.runners import need, onnx_runner
 from letkd.deploy.source import images_at
 from letkd.deploy.speed import interleaved
+from letkd.deploy.worker import KEY
 
 CALIBRATION = 512
 BATCH = 64
-# Products alone. Lengths and quotients of the KD layer stay in float32: they are cheap, and span more than 256 steps can.
+# Products, sums and what keeps their range. Lengths and quotients of the KD layer stay in float32: they are cheap, and span more than
+# 256 steps can.
 QUANTISED = ["Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool"]
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What INT8 changed: accuracy in per cent on the test split, seconds by batch size and bytes, each before and after."""
+    """What INT8 changed: accuracy in per cent on the test split, seconds by batch size, and bytes, each before and after."""
 
     accuracy: tuple[float, float]
     seconds: dict[int, tuple[float, float]]
@@ -51,7 +54,7 @@ def quantise(content: bytes, facts: Facts, images: UInt8[Tensor, "n 3 h w"]) -> 
     """An exported ONNX student in INT8: weights by channel, activations by the range they have on `images`.
 
     Args:
-        content: the file, as `export_onnx` gives it.
+        content: the file, as `as_onnx` gives it.
         images: a few hundred of the training images.
     """
     onnx = need("onnxruntime", "onnx")
@@ -83,20 +86,10 @@ def calibration_images(split: AnySplit) -> UInt8[Tensor, "n 3 h w"]:
 def measure(before: bytes, after: bytes, test: AnySplit) -> Quantised:
     """Both files on the test split, and beside each other."""
     runners = [onnx_runner(content, "the exported student") for content in (before, after)]
-    accuracies = [_accuracy(runner, test) for runner in runners]
+    accuracies = [evaluate_runner(runner, test, description="accuracy").top1 for runner in runners]
     seconds = {}
     for batch in (1, 128):
         images = images_at(test, torch.arange(min(batch, len(test))))
         taken = interleaved({name: partial(runner, images) for name, runner in zip(("f", "i"), runners, strict=True)})
         seconds[len(images)] = (taken["f"], taken["i"])
     return Quantised((accuracies[0], accuracies[1]), seconds, (len(before), len(after)))
-
-
-def _accuracy(runner: Runner, split: AnySplit) -> float:
-    """In per cent, of a model that takes images as they are."""
-    parts = torch.arange(len(split)).split(BATCH)
-    read = split.read([(part, ()) for part in parts], Augment())
-    right = [
-        int((runner(images).argmax(dim=1) == split.labels[index]).sum()) for index, images in zip(parts, read, strict=True)
-    ]
-    return 100 * sum(right) / max(len(split), 1)

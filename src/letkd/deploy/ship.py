@@ -1,32 +1,41 @@
 """The whole way from a run to a file: fold, prune, export, check, write."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from letkd.deploy.export import FORMATS, Difference, compare, random_images, reference, trace
+from letkd.deploy.export import FORMATS, Difference, as_onnx, compare, random_images, reference, trace
 from letkd.deploy.facts import Facts, Input
 from letkd.deploy.fold import fold_student
 from letkd.deploy.quantise import Quantised, calibration_images, measure, quantise
-from letkd.deploy.runners import student_runner
+from letkd.deploy.runners import Runner, student_runner
 from letkd.deploy.source import Source, images_at
+from letkd.deploy.speed import interleaved
 from letkd.errors import CheckpointError, ExportError
 from letkd.files import must_be_utf8, sweep, write_whole
+from letkd.progress import say
 from letkd.student import read_header, save_student
 
 SUFFIXES = {"safetensors": ".safetensors", **{name: form.suffix for name, form in FORMATS.items()}}
 REAL_IMAGES = 256
+BATCHES, ROUNDS = (1, 32), 5
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """A file that was written, and how it compares with the student it was made from."""
+    """A file that was written, and how it compares with the student it was made from.
+
+    Args:
+        seconds: that the file's model takes, by batch size; of the INT8 model if there is one.
+    """
 
     path: Path
     facts: Facts
     folded: int
     differences: dict[str, Difference]
+    seconds: dict[int, float]
     quantised: Quantised | None = None
 
 
@@ -38,6 +47,9 @@ def ship(
     fold: bool = True,
     takes: Input | None = None,
     int8: bool = False,
+    opset: int | None = None,
+    batch: int | None = None,
+    any_size: bool | None = None,
 ) -> Shipment:
     """Write a student as one file, once it gives what the student gives.
 
@@ -47,9 +59,11 @@ def ship(
         fold: KD layers, and BNs into convolutions where the format has a graph.
         takes: what the exported graph is fed; `uint8` where mean and std are known.
         int8: quantise the ONNX file, calibrated on the source's training images; what it was before is what is checked.
+        opset: of the ONNX file; torch's own choice if None.
+        batch, any_size: of the graph, as for `trace`.
     """
-    facts = replace(source.facts, input=takes or ("uint8" if source.facts.mean and source.facts.std else "normalised"))
-    path = destination(source.path, to, out, int8=int8)
+    facts = source.facts.replace(input=takes or ("uint8" if source.facts.mean and source.facts.std else "normalised"))
+    path = destination(source.path, to, out, int8=int8, opset=opset, batch=batch, any_size=any_size)
     if int8 and source.data is None:
         raise ExportError("INT8 is calibrated on training images, and they are not there; name them with --data and --root")
     student = fold_student(source.student) if fold else source.student
@@ -58,35 +72,70 @@ def ship(
             raise ExportError(
                 "a student file holds weights and no graph, so that it cannot normalise images; leave --input out"
             )
-        facts = replace(facts, input="normalised")
+        facts = facts.replace(input="normalised")
         runner, content, folded = student_runner(student, facts), None, 0
     else:
-        traced = trace(student, facts, fold=fold)
+        traced = trace(student, facts, fold=fold, batch=batch, any_size=any_size)
         facts, folded = traced.facts, traced.folded
-        content = FORMATS[to].write(traced)
+        content = as_onnx(traced, opset) if to == "onnx" else FORMATS[to].write(traced)
         runner = FORMATS[to].run(content, path)
     eager = reference(source.student, facts)
-    runner.facts = replace(facts, mean=eager.facts.mean, std=eager.facts.std)
-    differences = {name: compare(eager, runner, images) for name, images in _images(source, facts).items()}
+    runner.facts = facts.replace(mean=eager.facts.mean, std=eager.facts.std)
+    images = _images(source, facts)
+    differences = {name: compare(eager, runner, images) for name, images in images.items()}
     far = [f"{d.largest:.2g} on {name} images" for name, d in differences.items() if not d.close]
     if far:
         raise ExportError(f"the exported student's logits differ from the student's by {', '.join(far)}; nothing was written")
     quantised = None
+    if int8 and "real" not in images:
+        raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; leave --size out")
     if int8 and content is not None and source.data is not None:
         small = quantise(content, facts, calibration_images(source.data.train))
         quantised = measure(content, small, source.data.test)
         content = small
+        runner = FORMATS[to].run(content, path)
+        runner.facts = facts
+    seconds = _seconds(runner, images["random"])
     sweep(path.parent, name=path.name)
     _write(source, student, content, facts, path)
-    return Shipment(path, facts, folded, differences, quantised)
+    return Shipment(path, facts, folded, differences, seconds, quantised)
 
 
-def destination(source: Path, to: str, out: Path | None = None, *, int8: bool = False) -> Path:
-    """Where the file goes: where asked, under the format's suffix, and never over the student it is made from."""
+def _text(size: tuple[int, int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _seconds(runner: Runner, images: torch.Tensor) -> dict[int, float]:
+    """Of one image, and of a batch; or of the batch that the file is fixed to."""
+    batches = BATCHES if "batch" in runner.facts.dynamic else (runner.facts.batch,)
+    runs = {str(n): partial(runner, images[:1].expand(n, -1, -1, -1)) for n in batches}
+    return {int(n): taken for n, taken in interleaved(runs, rounds=ROUNDS).items()}
+
+
+def destination(
+    source: Path,
+    to: str,
+    out: Path | None = None,
+    *,
+    int8: bool = False,
+    opset: int | None = None,
+    batch: int | None = None,
+    any_size: bool | None = None,
+) -> Path:
+    """Where the file goes: where asked, under the format's suffix, and never over the student it is made from.
+
+    What the format does not have (INT8, an opset, a graph whose sizes can be fixed) is refused.
+    """
     if to not in SUFFIXES:
         raise ExportError(f"there is no format {to!r}; the formats are {', '.join(SUFFIXES)}")
     if int8 and to != "onnx":
         raise ExportError(f"INT8 is for ONNX files, and {to} was asked for; say --to onnx")
+    if opset is not None and to != "onnx":
+        raise ExportError(f"--opset {opset} is for ONNX files, and {to} was asked for; say --to onnx")
+    if to == "safetensors" and (batch, any_size) != (None, None):
+        raise ExportError(
+            "a student file holds weights and no graph, so that no size in it can be fixed; leave --batch and --size out"
+        )
     suffix = SUFFIXES[to]
     mark = "-int8" if int8 else "-export" if to == "safetensors" else ""
     path = must_be_utf8(out or source.with_name(f"{source.stem}{mark}{suffix}"))
@@ -103,7 +152,12 @@ def _images(source: Source, facts: Facts) -> dict[str, torch.Tensor]:
     found = {"random": random_images(facts.size)}
     if source.data is not None:
         split = source.data.val if len(source.data.val) else source.data.train
-        found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))
+        if "height" not in facts.dynamic and split.image_size != facts.size:
+            say(
+                f"compared on random images alone: the file takes {_text(facts.size)} and the data's are {_text(split.image_size)}"
+            )
+        else:
+            found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))
     return found
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.base import stratified
+from letkd.data.loader import eval_batch
 from letkd.deploy.fold import fold_student
 from letkd.deploy.prune import Pruned, prune_auto, prune_never, prune_to
 from letkd.deploy.source import Source
@@ -47,7 +48,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     if source.data is None:
         raise ExportError("pruning needs the training images, and they are not there; name them with --data and --root")
     train, held, name = hold_out(source.data)
-    loader = partial(Loader, batch_size=128, mean=source.data.mean, std=source.data.std)
+    loader = partial(Loader, batch_size=eval_batch(source.data.image_size), mean=source.data.mean, std=source.data.std)
 
     def accuracy(student: nn.Module, split: AnySplit = held) -> float:
         return evaluate(student, loader(split), description="accuracy").top1

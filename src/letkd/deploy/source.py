@@ -1,18 +1,19 @@
 """What is to be shipped: a finished run's student, or a student file, with its facts and, where it can be read, its data."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
-from letkd.data import AnySplit, Augment, Dataset, FileSplit
+from letkd.data import AnySplit, Augment, Dataset
 from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
 from letkd.errors import DataError, RunError
 from letkd.files import must_be_utf8
+from letkd.models.base import is_code
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
 from letkd.student import load_student, read_header
@@ -66,11 +67,10 @@ def open_source(
                 raise
             say(f"the run's data could not be read ({error}); going on without")
     if images is not None:
-        resize = images.train.resize if isinstance(images.train, FileSplit) else None
-        facts = replace(facts, size=facts.size or images.train.image_size, resize=facts.resize or resize)
-        facts = replace(facts, classes=facts.classes or images.classes)
-        facts = replace(facts, mean=facts.mean or images.mean, std=facts.std or images.std)
-    facts = with_size(replace(facts, size=size or facts.size), network)
+        facts = facts.replace(size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
+        facts = facts.replace(classes=facts.classes or images.classes)
+        facts = facts.replace(mean=facts.mean or images.mean, std=facts.std or images.std)
+    facts = with_size(facts.replace(size=size or facts.size), network)
     return Source(path, network, facts, images)
 
 
@@ -86,8 +86,12 @@ def finished(folder: RunFolder) -> RunFolder:
     done = max((row["epoch"] for row in folder.rows()), default=0)
     epochs = folder.epochs
     state = f"half trained: {done} of {epochs} epochs are done" if done else f"not trained: none of its {epochs} epochs is done"
-    command = shlex.join(["letkd", "train", str(folder.recipe_file), "--out", str(path)])
-    raise RunError(f"{path} is {state}; finish it with `{command}`")
+    networks = (folder.recipe.student, folder.recipe.teacher)
+    code = [table.model for table in networks if table is not None and is_code(table.model)]
+    trust = ["--trust"] if code else []
+    command = shlex.join(["letkd", "train", str(folder.recipe_file), "--out", str(path), *trust])
+    runs = f", which runs {' and '.join(dict.fromkeys(code))}" if code else ""
+    raise RunError(f"{path} is {state}; finish it with `{command}`{runs}")
 
 
 def images_at(split: AnySplit, index: Int64[Tensor, " n"]) -> UInt8[Tensor, "n 3 h w"]:

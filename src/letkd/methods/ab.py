@@ -52,6 +52,7 @@ class AB(Method):
     paper: ClassVar[str] = "Heo et al., 2019"
     loss: ClassVar[str] = "margin loss on which side of zero each pre-activation lies, before the main training"
     formulae: ClassVar = (ab_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, m: float = 1.0):
         super().__init__()
@@ -59,11 +60,11 @@ class AB(Method):
         self.connectors = nn.ModuleList()
 
     def build(self, student: Side, teacher: Side) -> None:
-        roles = _preacts(student)
-        if roles != _preacts(teacher):
+        roles = preacts(student, "AB")
+        if roles != preacts(teacher, "AB"):
             raise UnsupportedPair(
                 f"AB compares networks stage by stage, and the student {type(student.model).__name__} has {len(roles)} "
-                f"pre-activation maps, the teacher {type(teacher.model).__name__} {len(_preacts(teacher))}; name as many by taps"
+                f"pre-activation maps, the teacher {type(teacher.model).__name__} {len(preacts(teacher, 'AB'))}; name as many by taps"
             )
         self.connectors = nn.ModuleList(_connector(student.map_shape(role), teacher.map_shape(role)) for role in roles)
         self.reads.student = {role: student.taps[role] for role in roles}
@@ -81,13 +82,14 @@ def _connector(shape_S: tuple[int, int, int], shape_T: tuple[int, int, int]) -> 
     return regressor(shape_S[0], shape_T[0], shape_S[1:], shape_T[1:], relu=False)
 
 
-def _preacts(side: Side) -> list[str]:
+def preacts(side: Side, method: str) -> list[str]:
+    """The roles `stage1.preact` … of a network, from input to output; it must have one for every stage."""
     found = [role for role in side.taps if re.fullmatch(r"stage\d+\.preact", role)]
     without = [stage for stage in side.stages() if f"{stage}.preact" not in found]
     if without or not found:
         at = f" at {', '.join(without)}" if without else ""
         raise UnsupportedPair(
-            f"AB compares maps before their activation, and the {side.who} {type(side.model).__name__} has none{at}; where it "
+            f"{method} compares maps before their activation, and the {side.who} {type(side.model).__name__} has none{at}; where it "
             f"has such maps, name them by taps ({without[0] if without else 'stage1'}.preact)"
         )
     return sorted(found, key=lambda role: int(role[5:].removesuffix(".preact")))

@@ -38,6 +38,7 @@ class AT(Method):
     paper: ClassVar[str] = "Zagoruyko, Komodakis, 2017"
     loss: ClassVar[str] = "squared difference of normalised attention maps, summed over stages"
     formulae: ClassVar = (at_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def build(self, student: Side, teacher: Side) -> None:
         for role in paired_stages(student, teacher):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.errors import RecipeError, TapError, UnsupportedPair, nearest
+from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nearest
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
@@ -26,24 +26,48 @@ TOKENS = (
 class View:
     """What a method sees of one step: the batch, and both networks' features by role (`logits` among them).
 
-    With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site.
+    With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site. `second` is the same of
+    the batch's second view, if a method asks for it by `two_views`.
     """
 
     batch: Batch
     student: dict[str, Tensor]
     teacher: dict[str, Tensor]
     labels: dict[str, Labels] = field(default_factory=dict)
+    second: "View | None" = None
+
+    def of_second(self) -> "View":
+        """What is seen of the second view of the images."""
+        if self.second is None:
+            raise LetkdError(
+                "a method reads a second view of the images and does not say so: set two_views = True in its class"
+            )
+        return self.second
 
 
 class Side:
     """One network as a method meets it when it is built: its role table, and the shapes found there by running an example."""
 
-    def __init__(self, model: nn.Module, taps: Mapping[str, Tap | str] | None, example: Tensor, *, who: str):
+    def __init__(
+        self,
+        model: nn.Module,
+        taps: Mapping[str, Tap | str] | None,
+        example: Tensor,
+        *,
+        who: str,
+        order: tuple[int, ...] | None = None,
+    ):
         self.model, self.who = model, who
+        self.order = order  # of its classes, see `TeacherInput`
         self.taps = as_taps(model, taps)
         output, features = probe(model, self.taps, example)
         logits = as_logits(output, model)
         self.num_classes = logits.shape[1]
+        if order is not None and sorted(order) != list(range(self.num_classes)):
+            raise UnsupportedPair(
+                f"the order of the {who}'s classes names {len(order)} of them, and {type(model).__name__} has {self.num_classes} "
+                "logits; name each index from 0 once"
+            )
         self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
         self.grafts: list[Graft | Replacement] = []
         self._device = example.device
@@ -67,6 +91,16 @@ class Side:
                 f"is needed; {do}"
             )
         return shape[0], shape[1], shape[2]
+
+    def width(self, role: str) -> int:
+        """d of the vector at a role; anything that is not a vector is an error."""
+        d, *rest = self.shape(role)
+        if any(n != 1 for n in rest):
+            raise TapError(
+                f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, self.shape(role)))}], "
+                "and a vector [b d] is needed; name the pooling, or the classifier's input"
+            )
+        return d
 
     def stages(self) -> list[str]:
         """The roles `stage1` … `stageN` of this network, from input to output."""
@@ -158,15 +192,20 @@ class Method(nn.Module):
     """One row of the paper's tables.
 
     `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
-    gives the losses, each a scalar without weight; `export` gives what ships. Where `fused` is set before `build` and the method
-    has a form that needs less time and memory for the same numbers within rounding, that one is used. `loss` says in words what the
-    docstrings of `formulae` say in symbols.
+    gives the losses, each a scalar without weight; `export` gives what ships. If `fused` is set before `build` and the method
+    has a form that needs less time and memory, that one is used; it differs by rounding and by the tail of p_T (docs/deviations.md,
+    D48). `loss` says in words what the docstrings of `formulae` say in symbols. With `two_views`, both networks also see the
+    batch's second view. `unmixable` says why it cannot learn from mixed images, if so; a method that can, and reads the labels, reads
+    them by `view.batch.over_labels`.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     loss: ClassVar[str]
     formulae: ClassVar[tuple[Callable[..., Any], ...]]
+    two_views: ClassVar[bool] = False
+    reads_logits: ClassVar[bool] = True  # the teacher's, or its classifier: both networks must then know the same classes
+    unmixable: ClassVar[str] = ""
 
     def __init__(self):
         super().__init__()
@@ -186,6 +225,10 @@ class Method(nn.Module):
         """Offline parts by site."""
         return {}
 
+    def grafted(self) -> dict[str, str]:
+        """Layers in the student that its own loss must train, by module path: the term of each."""
+        return {}
+
     def lessons(self) -> Lessons | None:
         """What a cache must keep for this method; None where its steps need whole maps of the teacher, which none keeps."""
         return None
@@ -203,12 +246,21 @@ class Method(nn.Module):
         return student
 
 
-def need_equal_classes(student: Side, teacher: Side) -> None:
-    """Student and teacher must answer the same question."""
+def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], foreign: str = "") -> None:
+    """Student and teacher must answer the same question, if a method reads the teacher's answer.
+
+    Args:
+        foreign: why the teacher's classes are not the student's, though there may be as many.
+    """
+    readers = ", ".join(method.name for method in methods if method.reads_logits)
+    if not readers:
+        return
+    if foreign:
+        raise UnsupportedPair(f"{readers} reads the teacher's logits, and {foreign}")
     if student.num_classes != teacher.num_classes:
         raise UnsupportedPair(
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "
-            f"{type(teacher.model).__name__} {teacher.num_classes}; build both for the same classes"
+            f"{type(teacher.model).__name__} {teacher.num_classes}; {readers} compares their logits: build both for the same classes"
         )
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from letkd.errors import TapError, UnsupportedPair
+from letkd.errors import UnsupportedPair
 from letkd.methods.base import Fitting, Lessons, Method, Side, View
 from letkd.supervision.crd_bank import CRDBank, need_index
 
@@ -56,6 +56,8 @@ class CRD(Method):
     paper: ClassVar[str] = "Tian, Krishnan, Isola, 2020"
     loss: ClassVar[str] = "noise-contrastive loss between student's and teacher's embeddings, against memory banks"
     formulae: ClassVar = (contrast, nce_loss)
+    reads_logits: ClassVar[bool] = False
+    unmixable: ClassVar[str] = "its memory has one row per image, and a mixed image would belong to two"
 
     def __init__(
         self,
@@ -74,8 +76,8 @@ class CRD(Method):
     def build(self, student: Side, teacher: Side) -> None:
         if student.num_classes < 2:
             raise UnsupportedPair("CRD draws negatives from other classes, and there is only one class")
-        self.embed_S = nn.Linear(_width(student), self.feat_dim)
-        self.embed_T = nn.Linear(_width(teacher), self.feat_dim)
+        self.embed_S = nn.Linear(student.width("pooled"), self.feat_dim)
+        self.embed_T = nn.Linear(teacher.width("pooled"), self.feat_dim)
         self.bank.bind(self.name, d=self.embed_T.in_features, C=student.num_classes)
         self.reads.student["pooled"] = student.taps["pooled"]
         self.reads.teacher["pooled"] = teacher.taps["pooled"]
@@ -105,13 +107,3 @@ class CRD(Method):
 
 def _embed(linear: nn.Linear, pooled: Tensor) -> Tensor:
     return F.normalize(linear(pooled.flatten(1).to(linear.weight.dtype)), dim=1)
-
-
-def _width(side: Side) -> int:
-    d, *rest = side.shape("pooled")
-    if any(n != 1 for n in rest):
-        raise TapError(
-            f"tap 'pooled' of the {side.who}: {side.taps['pooled'].path!r} gives [b {' '.join(map(str, side.shape('pooled')))}], "
-            "and a vector [b d] is needed; name the pooling, or the classifier's input"
-        )
-    return d

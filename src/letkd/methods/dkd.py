@@ -1,5 +1,6 @@
 """DKD: Hinton's divergence taken apart, target against rest and within the rest, each with a weight of its own (Zhao et al. 2022)."""
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -102,7 +103,8 @@ class DKD(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         factor = min(view.batch.epoch / max(self.warmup, 1), 1.0)
-        logits_S, logits_T, y = view.student["logits"], view.teacher["logits"], view.batch.y
+        logits_S, logits_T = view.student["logits"], view.teacher["logits"]
         if self.standardise:
             logits_S, logits_T = standardise(logits_S), standardise(logits_T)
-        return {"dkd": factor * dkd_loss(logits_S, logits_T, y, alpha=self.alpha, beta=self.beta, T=self.T)}
+        loss = partial(dkd_loss, logits_S, logits_T, alpha=self.alpha, beta=self.beta, T=self.T)
+        return {"dkd": factor * view.batch.over_labels(loss)}

@@ -63,6 +63,7 @@ class FitNet(Method):
     paper: ClassVar[str] = "Romero et al., FitNets, 2015"
     loss: ClassVar[str] = "mean squared error between the adapted student's and the teacher's map"
     formulae: ClassVar = (fitnet_loss,)
+    reads_logits: ClassVar[bool] = False
     adapter: nn.Module
 
     def __init__(self, role: str = "stage2"):

@@ -45,6 +45,7 @@ class FSP(Method):
     paper: ClassVar[str] = "Yim et al., 2017"
     loss: ClassVar[str] = "squared difference of the products between consecutive stages, before the main training"
     formulae: ClassVar = (fsp_matrix, fsp_loss)
+    reads_logits: ClassVar[bool] = False
 
     def build(self, student: Side, teacher: Side) -> None:
         roles = ["stem", *paired_stages(student, teacher)]

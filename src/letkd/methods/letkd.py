@@ -37,6 +37,9 @@ class LetKD(QUEST):
         else:
             self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
 
+    def grafted(self) -> dict[str, str]:
+        return {self.reads.student[f"{role}.x"].path: f"kd/{role}" for role, site in self.sites.items() if site.alpha}
+
     def _student_role(self, role: str) -> str:
         return f"{role}.x"
 

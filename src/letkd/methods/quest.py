@@ -1,6 +1,7 @@
 """QUEST: predict the teacher's per-pixel labels from the student's features (Jain et al. 2020; the paper's letKD with α = 0)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class QUEST(Method):
     paper: ClassVar[str] = "Jain et al., QUEST, 2020"
     loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site"
     formulae: ClassVar = (pixel_kl,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, sites: Sequence[Site]):
         super().__init__()
@@ -96,19 +98,18 @@ class QUEST(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = {}
         for role, site in self.sites.items():
-            x, held = view.student[self._student_role(role)], view.labels.get(role)
-            if self.fused:
-                labels = held or site.supervision.labels(
-                    self._f_T(role, view, x), view.batch.y
-                )  # Alg. 1, online; Alg. 2, online
-                loss = label_kl(labels, x, self._omega[role].kernels(), self._log_Z(role, view))  # Alg. 3: L_KD
-            elif held is None:
-                p_T = site.supervision.p_T(self._f_T(role, view, x), view.batch.y)  # Alg. 1, online; Alg. 2, online
-                loss = pixel_kl(p_T, self._a(role, view))  # Alg. 3: L_KD, p_S = softmax(a)
-            else:
-                loss = pixel_kl(as_maps(held, (x.shape[-2], x.shape[-1])), self._a(role, view))
-            losses[f"kd/{role}"] = loss
+            loss = partial(self._loss, role, site, view)
+            # Of mixed images the teacher's labels are right as they are, unless they depend on the class.
+            losses[f"kd/{role}"] = view.batch.over_labels(loss) if site.supervision.reads_classes else loss(view.batch.y)
         return losses
+
+    def _loss(self, role: str, site: Site, view: View, y: Tensor) -> Tensor:
+        x, held = view.student[self._student_role(role)], view.labels.get(role)
+        if self.fused:
+            labels = held or site.supervision.labels(self._f_T(role, view, x), y)  # Alg. 1, online; Alg. 2, online
+            return label_kl(labels, x, self._omega[role].kernels(), self._log_Z(role, view))  # Alg. 3: L_KD
+        p_T = as_maps(held, (x.shape[-2], x.shape[-1])) if held else site.supervision.p_T(self._f_T(role, view, x), y)
+        return pixel_kl(p_T, self._a(role, view))  # Alg. 3: L_KD, p_S = softmax(a)
 
 
 def module_name(role: str) -> str:

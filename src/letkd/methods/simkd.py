@@ -60,10 +60,11 @@ class FrozenLinear(nn.Linear):
         self.requires_grad_(False)
 
     @classmethod
-    def copy_of(cls, linear: nn.Linear) -> "FrozenLinear":
-        """The same weights, in memory of its own."""
+    def copy_of(cls, linear: nn.Linear, order: tuple[int, ...] | None = None) -> "FrozenLinear":
+        """The same weights, in memory of its own; its classes in another order, if one is given."""
         copy = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
-        copy.load_state_dict(linear.state_dict())
+        state = linear.state_dict()
+        copy.load_state_dict(state if order is None else {name: rows[list(order)] for name, rows in state.items()})
         return copy
 
     def settings(self) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class SimKD(Method):
     def build(self, student: Side, teacher: Side) -> None:
         (d_S, *size_S), (d_T, *size_T) = (side.map_shape("penultimate") for side in (student, teacher))
         _classifier(student, d_S)
-        classifier = FrozenLinear.copy_of(_classifier(teacher, d_T))
+        classifier = FrozenLinear.copy_of(_classifier(teacher, d_T), teacher.order)
         size = (min(size_S[0], size_T[0]), min(size_S[1], size_T[1]))
         projector = Projector(d_S, d_T, f=self.f, size=None if [*size] == size_S else size)
         path = student.graft(projector, "penultimate", "kd_projector")

@@ -42,6 +42,7 @@ class SP(Method):
     paper: ClassVar[str] = "Tung, Mori, 2019"
     loss: ClassVar[str] = "squared difference of the batch's normalised similarity matrices"
     formulae: ClassVar = (sp_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, role: str | None = None):
         super().__init__()

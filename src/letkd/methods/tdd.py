@@ -1,6 +1,7 @@
 """TDD: tree-like decision distillation, coarse decisions early and fine ones late, as the teacher makes them (Song et al. 2021)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -47,6 +48,7 @@ class TDD(Method):
     paper: ClassVar[str] = "Song et al., 2021"
     loss: ClassVar[str] = "cross-entropy with the teacher's class groups, at every stage"
     formulae: ClassVar = (group_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -85,5 +87,5 @@ class TDD(Method):
         losses = []
         for role, tree in self.trees.items():
             logits = self.heads[module_name(role)](view.student[role].mean(dim=(2, 3)))
-            losses.append(group_loss(logits, view.batch.y, tree.groups()))
+            losses.append(view.batch.over_labels(partial(group_loss, logits, group=tree.groups())))
         return {self.name: torch.stack(losses).sum()}

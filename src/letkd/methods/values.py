@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 LARGEST = 1_000_000  # as in a student file: of clusters, channels, negatives
 # From, to. The same name means the same thing in every method and supervision.
 LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("K", "feat_dim", "r", "f", "k", "C", "iterations"), (1, LARGEST)),
+    **dict.fromkeys(("K", "feat_dim", "r", "f", "k", "C", "mid", "iterations"), (1, LARGEST)),
     **dict.fromkeys(("pixels_per_centre", "pixels_per_class"), (1, 2**31)),
     **dict.fromkeys(("momentum", "threshold"), (0, 1)),
     **dict.fromkeys(("T", "tau", "init_var", "eps"), (1e-12, 1e12)),

@@ -54,6 +54,7 @@ class VID(Method):
         "negative log-likelihood of the teacher's map under a Gaussian predicted from the student's, summed over stages"
     )
     formulae: ClassVar = (vid_loss,)
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, init_var: float = 5.0, eps: float = 1e-5):
         super().__init__()

@@ -14,6 +14,7 @@ from torch import nn
 
 from letkd.errors import LetkdError, nearest
 from letkd.models.extras import EXTRAS, create_extra, reason
+from letkd.models.pretrained import OWN, load_pretrained, pretrained_folder
 from letkd.models.weights import load_weights
 
 MODELS: dict[str, Callable[..., nn.Module]] = {}
@@ -35,7 +36,7 @@ def list_models() -> list[str]:
     return sorted(MODELS)
 
 
-def create_model(name: str, *, num_classes: int, weights: str | Path | None = None) -> nn.Module:
+def create_model(name: str, *, num_classes: int, weights: str | Path | None = None, new_head: bool = False) -> nn.Module:
     """Build a network of the zoo, or a user's own.
 
     Args:
@@ -43,7 +44,9 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
             `package.module:callable` or `path/to/file.py:callable` for a model of your own. The callable returns an
             `nn.Module`; it is given `num_classes` if its signature takes it, and nothing else.
         num_classes: how many logits the network gives.
-        weights: a file to load, as `load_weights` reads it; without it the network is freshly initialised.
+        weights: a file to load, as `load_weights` reads it; or, for transformers, a folder that `save_pretrained` wrote; or `own` for
+            a callable that loads its own weights, and for `transformers:FOLDER`. Without it the network is freshly initialised.
+        new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a line names it.
 
     Examples:
         >>> model = create_model("resnet20", num_classes=100)
@@ -52,6 +55,12 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
     """
     if num_classes < 1:
         raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")
+    if weights is not None and (folder := pretrained_folder(name, weights)) is not None:
+        return load_pretrained(folder, num_classes, new_head=new_head)
+    if str(weights) == OWN and not is_code(name):
+        raise LetkdError(
+            f"the weights of {name!r} were said to be its own, and it brings none; name a file, or a callable of yours that loads them"
+        )
     if name in MODELS:
         model = MODELS[name](num_classes=num_classes)
     elif name.partition(":")[0] in EXTRAS and ":" in name:
@@ -65,9 +74,14 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
             f"name one of another library as {', '.join(f'{library}:NAME' for library in EXTRAS)}, "
             "one of your own as package.module:callable or path/to/file.py:callable"
         )
-    if weights is not None:
-        load_weights(model, weights)
+    if weights is not None and str(weights) != OWN:
+        load_weights(model, weights, num_classes=num_classes if new_head else None)
     return model
+
+
+def is_code(name: str) -> bool:
+    """Whether `create_model` would run code of the user's own for this name: a callable in a file or package."""
+    return name not in MODELS and ":" in name and name.partition(":")[0] not in EXTRAS
 
 
 def _create_own(name: str, num_classes: int) -> nn.Module:

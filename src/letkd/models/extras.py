@@ -1,11 +1,13 @@
 """Networks of other libraries, where they are installed: `timm:NAME`, `torchvision:NAME`, `transformers:NAME`.
 
-Only the architecture comes from there, freshly initialised: nothing is downloaded, and weights are a file like everybody's.
+Only the architecture comes from there, freshly initialised: nothing is downloaded, and weights are a file like everybody's. A folder
+that transformers' `save_pretrained` wrote is loaded by transformers itself (`letkd.models.pretrained`), since the names on disk
+are not always those in memory.
 """
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +26,7 @@ def create_extra(library: str, name: str, num_classes: int) -> nn.Module:
             name of its hub whose configuration is in the local cache.
         num_classes: how many logits the network gives.
     """
-    module = _import(library, f"{library}:{name}")
+    module = import_library(library, f"{library}:{name}")
     try:
         return EXTRAS[library](module, name, num_classes)
     except LetkdError:
@@ -33,7 +35,8 @@ def create_extra(library: str, name: str, num_classes: int) -> nn.Module:
         raise LetkdError(f"{library}:{name} could not be built: {reason(error)}") from error
 
 
-def _import(library: str, asked: str) -> ModuleType:
+def import_library(library: str, asked: str) -> ModuleType:
+    """The library, or a sentence that says how to install it."""
     if importlib.util.find_spec(library) is None:
         raise LetkdError(f"{asked} needs {library}, which is not installed: pip install 'letkd[{library}]'")
     try:
@@ -58,6 +61,16 @@ def _torchvision(torchvision: Any, name: str, num_classes: int) -> nn.Module:
     return torchvision.models.get_model(name, weights=None, num_classes=num_classes)
 
 
+def facts_of_network(model: nn.Module) -> dict[str, Any]:
+    """`mean`, `std` and `size` that a network of timm was trained with, by its `pretrained_cfg`; nothing for others."""
+    table = getattr(model, "pretrained_cfg", None)
+    if not isinstance(table, Mapping):
+        return {}
+    size = table.get("input_size")
+    found = {"mean": table.get("mean"), "std": table.get("std"), "size": size and list(size)[-2:]}
+    return {key: list(value) for key, value in found.items() if value is not None}
+
+
 def _transformers(transformers: Any, name: str, num_classes: int) -> nn.Module:
     return transformers.AutoModelForImageClassification.from_config(_configuration(transformers, name, num_classes))
 
@@ -72,7 +85,9 @@ def _configuration(transformers: Any, name: str, num_classes: int) -> Any:
         return configuration(num_labels=num_classes)
     try:
         where = str(folder) if folder.is_dir() else name
-        return transformers.AutoConfig.from_pretrained(where, num_labels=num_classes, local_files_only=True)
+        return transformers.AutoConfig.from_pretrained(
+            where, num_labels=num_classes, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise LetkdError(
             f"transformers:{name} is no configuration class, no folder with a config.json, and not in the local cache; nothing is "

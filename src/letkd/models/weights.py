@@ -4,6 +4,7 @@ import hashlib
 import json
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from letkd.errors import CheckpointError
 from letkd.files import write_whole
+from letkd.models.pickled import check_pickle
+from letkd.progress import say
 from letkd.taps import check_model
 
 SUM = "letkd_sha256"  # in the header of our own files: over tensors and the rest of the header
@@ -32,7 +35,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     return _without_prefix(_read(Path(path)))
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None = None) -> None:
     """Copy a weights file into a model: every tensor or, if anything is missing, left over or of another shape, none.
 
     Files from before BN counted its batches lack `num_batches_tracked`; the model then keeps its own.
@@ -40,6 +43,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Args:
         model: takes the values; its own types and devices stay.
         path: as `read_state_dict` reads it.
+        num_classes: the model's number of classes, if the file may hold another: a classifier of other classes then stays as it is
+            in the model, and a line names it.
     """
     check_model(model, hooks=False)
     own = _tensors(model)
@@ -50,6 +55,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     missing = [name for name in own if name not in state and name not in counters]
     unexpected = [name for name in state if name not in own and name not in counters]
     shared = [name for name in own if name in state]
+    if num_classes is not None and (heads := _other_heads(own, state, num_classes)):
+        say(f"{path}: {', '.join(sorted(heads))} has other classes and is trained from the start")
+        shared = [name for name in shared if name.rpartition(".")[0] not in heads]
     shapes = [
         f"{name} is {list(state[name].shape)} in the file and {list(own[name].shape)} in the model"
         for name in shared
@@ -71,9 +79,26 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
             f"{path} does not fit {type(model).__name__}: {', '.join(part for part in found if part)}; "
             "use weights of the same architecture and number of classes"
         )
+    if broken := [name for name in shared if state[name].is_floating_point() and bool(state[name].float().isnan().any())]:
+        raise CheckpointError(
+            f"{path} holds NaN in {_some(broken, 'tensor')}: the run that wrote it diverged, or the file is damaged; use other weights"
+        )
     # Into the model's own dict, which carries the version marks of its layers: without them BN takes it for an old one.
     own.update((name, state[name]) for name in shared)
     model.load_state_dict(own)
+
+
+def _other_heads(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num_classes: int) -> set[str]:
+    """Modules whose weights differ from the file's in the number of classes alone."""
+    return {
+        name.rpartition(".")[0]
+        for name, tensor in own.items()
+        if name in state
+        and state[name].ndim > 0
+        and tensor.shape[:1] == (num_classes,)
+        and state[name].shape != tensor.shape
+        and state[name].shape[1:] == tensor.shape[1:]
+    }
 
 
 def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -94,7 +119,18 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
     }
     # Other libraries refuse files whose header does not say that they come from torch.
     header = {"format": "pt", **(metadata or {})}
-    write_whole(path, safetensors.torch.save(tensors, metadata={**header, SUM: _sum(tensors, header)}))
+    write_whole(path, as_safetensors(tensors, {**header, SUM: _sum(tensors, header)}))
+
+
+def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The content of a safetensors file, the same each time: safetensors itself writes metadata in random order."""
+    content = safetensors.torch.save(dict(tensors), metadata=dict(metadata))
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[end:]])
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -122,7 +158,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        check_pickle(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on odd files torch warns, and then fails
+            content = torch.load(path, weights_only=True, map_location="cpu")
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -158,6 +197,10 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     if isinstance(content, Mapping):
         inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
         if inner and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()):
+            if odd := [name for name, value in inner.items() if not _is_plain(value)]:
+                raise CheckpointError(
+                    f"{path} holds {_some(odd, 'tensor')} without plain values (meta, sparse or quantised); save plain ones"
+                )
             return dict(inner)
         holds = f"a dict with {_some([str(key) for key in content], 'key') or 'no keys'}"
     else:
@@ -180,6 +223,10 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
                 "where only tensors can be stored; move it out of the state dict"
             )
     return state
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 def _is_counter(name: str) -> bool:

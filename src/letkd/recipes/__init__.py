@@ -11,10 +11,12 @@ from typing import Any
 from letkd.errors import RecipeError, nearest
 from letkd.recipes.layers import dotted, has, leaves, merge
 from letkd.recipes.quick import quick_layer
+from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
 
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
+OF_A_TRAINED_TEACHER = ("weights", "mean", "std", "size", "classes")
 
 __all__ = [
     "Recipe",
@@ -24,8 +26,10 @@ __all__ = [
     "list_presets",
     "list_rows",
     "merge",
+    "parse_setting",
     "resolve",
     "resolve_with_sources",
+    "scaling",
 ]
 
 
@@ -89,21 +93,32 @@ def resolve_with_sources(
 ) -> tuple[Recipe, dict[str, str]]:
     """As `resolve`, and where each value comes from: by dotted key, a file, `override`, `--quick` or `--set`.
 
-    A key that nothing sets, so that the schema's own default holds, has no source.
+    A key that nothing sets, so that the schema's own default holds, has no source. Milestones move with the number of epochs where only
+    that is set; their source then says so.
     """
     layers, method = _files(name, method, preset)
     if quick:
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
-    layers += [("--set", _parse(text)) for text in settings]
+    layers += [("--set", parse_setting(text)) for text in settings]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
+    if (scaled := scaled_layer(layers)) is not None:
+        layers.append(scaled)
     table = _merged(layers)
     recipe = validate(table, f"recipe {name or 'base'}")
     sources = {}
     for path, _ in leaves(table):
         sources[dotted(path)] = next(source for source, layer in reversed(layers) if has(layer, path))
     return recipe, sources
+
+
+def scaling(recipe: Recipe, sources: Mapping[str, str]) -> str | None:
+    """A line for the user where `resolve_with_sources` moved the milestones."""
+    source = sources.get("optim.milestones", "")
+    if ", scaled from " not in source:
+        return None
+    return f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others"
 
 
 _Layer = tuple[str, dict[str, Any]]  # where it comes from, and what it says
@@ -178,7 +193,7 @@ def _teacher_as_student(layer: dict[str, Any]) -> dict[str, Any]:
         return rest
     teacher = layer["teacher"]
     if isinstance(teacher, Mapping):
-        teacher = {key: value for key, value in teacher.items() if key != "weights"}
+        teacher = {key: value for key, value in teacher.items() if key not in OF_A_TRAINED_TEACHER}
     return {**rest, "student": teacher}
 
 
@@ -211,7 +226,7 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
     return value
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_setting(text: str) -> dict[str, Any]:
     """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands.
 
     A key that only one table has may be given alone: `epochs=1` is `train.epochs=1`.

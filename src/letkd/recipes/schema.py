@@ -1,19 +1,39 @@
 """The recipe's shape: numbers and names, never objects. Unknown keys are refused, all errors are told at once."""
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from letkd.errors import RecipeError, nearest
 
 LARGEST_SIDE = 16_384  # pixels
+MOST_OPERATIONS = 100  # in a row on an image
 LARGEST_CREW = 256  # processes that decode: more is a slip of the hand, and would bring a machine down
 MOST = 2**31 - 1  # of anything that is counted
 STEEPEST = 1e6  # of rates and weights: beyond it float32 ends within a few steps
 Weights = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
 Channel = Annotated[float, Field(ge=-STEEPEST, le=STEEPEST)]
+Plain = Literal["none", "crop", "rotate", "resized-crop"]
+Rand = Literal["randaugment", "crop+randaugment", "rotate+randaugment", "resized-crop+randaugment"]
+Trivial = Literal["trivial", "crop+trivial", "rotate+trivial", "resized-crop+trivial"]
 Positive = Annotated[float, Field(gt=1e-6, le=STEEPEST)]
+
+
+def parse_size(value: Any) -> int | tuple[int, int]:
+    """The size of images from `32`, `[48, 64]` (height, width) or `"48x64"`; a square one as one number."""
+    sides = re.split("[x×]", value.strip().lower()) if isinstance(value, str) else value
+    sides = list(sides) if isinstance(sides, list | tuple) else [sides]
+    try:
+        found = [int(side) for side in sides if not isinstance(side, bool) and int(side) == float(side)]
+    except (TypeError, ValueError, OverflowError):
+        found = []
+    if len(found) != len(sides) or len(found) not in (1, 2) or not all(1 <= side <= LARGEST_SIDE for side in found):
+        raise ValueError(
+            f'the size of images is one side (32) or height and width ([48, 64] or "48x64"), 1 to {LARGEST_SIDE:,}'
+        )
+    return found[0] if len(set(found)) == 1 else (found[0], found[1])
 
 
 class _Table(BaseModel):
@@ -28,19 +48,30 @@ class Data(_Table):
     val: float = Field(ge=0, lt=1)
     fraction: float = Field(gt=0, le=1)
     batch_size: int = Field(ge=1, le=MOST)
-    augment: Literal["crop", "rotate", "resized-crop", "none"]
+    augment: Literal[Plain, Rand, Trivial] = Field(
+        description="crop, rotate and resized-crop come with random flips; +randaugment or +trivial follows them, or stands alone"
+    )
     crop: int = Field(ge=0, le=LARGEST_SIDE)
     padding: Literal["reflect", "zero"]
     rotation: float = Field(ge=0, le=180)
+    second_view: Literal["same", "strong"] | None = Field(
+        default=None,
+        description="a second view of every image, for MLKD: drawn like the first, or followed by random operations; none if not given",
+    )
+    operations: int = Field(ge=1, le=MOST_OPERATIONS, description="for randaugment: operations per image")
+    magnitude: int = Field(ge=0, le=30, description="for randaugment: strength of the operations, 0 to 30")
+    erase: float = Field(ge=0, le=1, description="share of the images in which a random rectangle is erased")
+    mix: Literal["none", "mixup", "cutmix"] = Field(description="every image is mixed with another of its batch")
+    mix_alpha: float = Field(gt=1e-3, le=STEEPEST, description="for mixup and cutmix: the images' shares come from Beta(α, α)")
     flip: bool | None = Field(default=None, description="random mirror images; as the data set says where not given")
-    size: int | None = Field(
-        default=None, ge=1, le=LARGEST_SIDE, description="side of the images that networks get; the data set's own if not given"
+    size: Annotated[int | tuple[int, int], BeforeValidator(parse_size)] | None = Field(
+        default=None, description="side of the images that networks get, or [height, width]; the data set's own if not given"
     )
     resize: int | None = Field(
         default=None,
         ge=1,
         le=2 * LARGEST_SIDE,
-        description="shorter side before the centre is cut out; 8/7 of size if not given",
+        description="shorter side before the centre is cut out; if not given 8/7 of size, and files of the size are left as they are",
     )
     workers: int = Field(ge=0, le=LARGEST_CREW)
     corrupt: Literal["refuse", "skip"]
@@ -52,7 +83,9 @@ class Network(_Table):
     """A network by name, its weights, and the taps that its own table lacks."""
 
     model: str
-    weights: str | None = None
+    weights: str | None = Field(
+        default=None, description="a file, a folder of transformers, or `own` for a callable that loads its own"
+    )
     taps: dict[str, str] = {}
     freeze: list[str] = Field(default=[], description="patterns of parameter names that are not trained, such as layer1.*")
 
@@ -65,6 +98,20 @@ class Group(_Table):
     )
     lr: float | None = Field(default=None, gt=0, le=STEEPEST)
     weight_decay: float | None = Field(default=None, ge=0, le=STEEPEST)
+
+
+Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
+
+
+class Teacher(Network):
+    """A network, and what it was trained on, if that is not the recipe's data: its weights' file says so, or these keys do."""
+
+    mean: tuple[Channel, Channel, Channel] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
+    size: Side | tuple[Side, Side] | None = Field(default=None, description="side, or height and width, of the images it takes")
+    classes: list[str] | str | None = Field(
+        default=None, description="its classes in the order of its logits: names, or a text file with one per line"
+    )
 
 
 class Optim(_Table):
@@ -98,8 +145,12 @@ class Train(_Table):
     seed: int = Field(ge=0, lt=2**32)
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
+    label_smoothing: float = Field(ge=0, lt=1, description="share of the cross-entropy's target that all classes divide evenly")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
-    fused: bool = Field(default=True, description="KD layers and per-pixel losses over chunks of pixels; equal within rounding")
+    fused: bool = Field(
+        default=True,
+        description="KD layers and per-pixel losses over chunks of pixels; equal within rounding, but labels below `least` are dropped",
+    )
     channels_last: bool = Field(
         default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
     )
@@ -129,7 +180,7 @@ class Recipe(_Table):
     title: str = ""
     data: Data
     student: Network
-    teacher: Network | None = None
+    teacher: Teacher | None = None
     optim: Optim
     train: Train
     methods: dict[str, dict[str, Any]] = {}
@@ -166,7 +217,7 @@ def _sentence(item: Any) -> str:
         return f"unknown key {key!r} (nearest: {nearest(str(item['loc'][-1]), _keys_beside(item['loc']))})"
     if item["type"] == "missing":
         return f"{key!r} is missing"
-    return f"{key!r} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
+    return f"{key!r} is {item['input']!r:.200}: {item['msg'].removeprefix('Value error, ')}"
 
 
 def _keys_beside(loc: tuple) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from letkd.report.charts import Chart, Series
 from letkd.report.collect import Group
 
-NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "seconds", "loss", "health"}
+NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "seconds", "loss", "health", "teacher_top1"}
 
 # What `letkd.report.health.health` gives, in words. Shares are shown in per cent.
 HEALTH = {

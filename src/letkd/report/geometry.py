@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from letkd.data import AnySplit, Dataset, Loader
+from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
 from letkd.progress import track
 from letkd.report.sites import at_rest, layer_path
@@ -16,7 +17,7 @@ def pooled(distiller: Distiller, data: Dataset, split: AnySplit, role: str) -> t
     taps = Taps(distiller.student, {"x": Tap(path, io="input"), "x_hat": Tap(path)})
     x, x_hat = [], []
     with at_rest(distiller):
-        for batch in track(Loader(split, 128, mean=data.mean, std=data.std), f"features at {role}"):
+        for batch in track(Loader(split, eval_batch(split.image_size), mean=data.mean, std=data.std), f"features at {role}"):
             _, seen = taps(batch.x)
             x.append(seen["x"].mean(dim=(2, 3)))
             x_hat.append(seen["x_hat"].mean(dim=(2, 3)))

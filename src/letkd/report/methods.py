@@ -19,13 +19,14 @@ LABELS = (soft_assign, transition_scores, ConvSupervision)
 HEAD = """# Methods
 
 Made from the methods and their recipes by `python -m letkd.report.methods > docs/methods.md`; do not edit by hand. First the losses
-as formulae, then every row of the paper's tables with what it reads and its defaults. "Adds at inference" is what the shipped student
-has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
+as formulae, then every row of the tables, those of newer methods too, with what it reads and its defaults. "Adds at inference" is
+what the shipped student has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
 
 ## Formulae
 
 S is the student, T the teacher; b counts images, C classes, d channels, n pixels. CE is the cross-entropy with the true labels.
-Every term is a mean over the batch and is multiplied by the weight under "Defaults". Losses are computed in float32 or better.
+Unless its formula says otherwise, a term is a mean over the batch; each is multiplied by the weight under "Defaults". Losses are
+computed in float32 or better.
 """
 
 

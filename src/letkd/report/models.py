@@ -38,11 +38,28 @@ FOOT = """
 | `file.py:callable` | a function or class in a file of yours |
 | `package.module:callable` | one in a package of yours, installed or in the current folder |
 
-Only the architecture comes from there: nothing is downloaded, and weights are a file, given as `--teacher-weights FILE` or
-`--weights FILE`. A file that does not fit is refused, with the keys and shapes that differ.
+Only the architecture comes from there, and nothing is downloaded. Weights are given apart:
 
-`letkd taps MODEL` shows what every module gives and proposes `penultimate` and `intermediate`. A model must take a batch of images
-`[b 3 H W]` and nothing else, and return logits `[b C]`, bare or as the `logits` of an object or dictionary.
+| weights | what |
+| --- | --- |
+| `--teacher-weights FILE`, `--weights FILE` | safetensors or `.pth`; refused if keys or shapes differ, and which |
+| `--teacher-weights FOLDER` | with `transformers:…`: a folder that `save_pretrained` wrote, its weights as safetensors |
+| `--teacher-weights own` | the callable loads its own weights; with `transformers:FOLDER`, those in the folder |
+| `--student-weights FILE` | to start from; a classifier of other classes is left out, named, and trained from the start |
+
+transformers loads such a folder itself, since names on disk differ from those in memory. No code of the folder is run.
+
+A teacher sees images as it was trained on them. Our own files, timm's `pretrained_cfg` and a folder's `preprocessor_config.json` and
+`config.json` say how: mean, std, size, names of the classes. What differs from the data is applied, and a line says so: images are
+re-normalised and resized where the teacher runs (in training, in fits and in the cache), and its logits are put in the data's order
+of classes, by name. A teacher of other classes is refused by methods that read its logits (`kd`, `dkd`, `simkd`); the others read
+features alone. `teacher.mean`, `teacher.std`, `teacher.size` and `teacher.classes` in a recipe come first. In Python it is
+`Distiller(teacher_input=letkd.TeacherInput(…))`.
+
+`letkd taps MODEL` shows what every module gives and proposes `penultimate`, `intermediate`, `stage1` … `stage4` and `pooled`: places
+whose features depend on the image and reach the logits. `letkd train` and `letkd compare` use these if you name none. `--tap
+role=path` names the output of a module, `--tap role=path:input` its input. A model must take a batch of images `[b 3 H W]` and
+nothing else, and return logits `[b C]`, bare or as the `logits` of an object or dictionary.
 
 | a model that | |
 | --- | --- |

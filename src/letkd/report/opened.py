@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, Dataset, Loader
-from letkd.data.loader import normalise
+from letkd.data.loader import eval_batch, normalise
 from letkd.deploy.facts import facts_from
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError, RunError
@@ -21,7 +21,9 @@ from letkd.report.collect import Run
 from letkd.runs.checkpoint import load_trained
 from letkd.runs.evaluate import Predictions, predict
 from letkd.student import load_student, read_header
-from letkd.train.build import build_distiller, build_network, read_data
+from letkd.teacher_input import SeenTeacher
+from letkd.train.build import build_distiller, read_data
+from letkd.train.teachers import build_teacher
 
 What = TypeVar("What")
 
@@ -74,11 +76,11 @@ class Opened:
         return load_student(path, model=run.recipe.student.model if self.trust else None)
 
     def teacher(self, run: Run) -> nn.Module:
-        """The teacher that a run learnt from."""
+        """The teacher that a run learnt from, on its own input."""
         if run.recipe.teacher is None or run.recipe.teacher.weights is None:
             raise RunError(f"{run.path} had no teacher")
         self._must_be_known(run, run.recipe.teacher.model)
-        return build_network(run.recipe.teacher, self.data(run)).eval()
+        return SeenTeacher(*build_teacher(run.recipe.teacher, self.data(run))).eval()
 
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the student as it ships, for one image."""
@@ -97,7 +99,7 @@ class Opened:
         if held.exists():
             return Predictions.load(held, len(self.classes(run)))
         data = self.data(run)
-        loader = Loader(data.test, max(run.recipe.data.batch_size, 128), mean=data.mean, std=data.std)
+        loader = Loader(data.test, eval_batch(data.test.image_size, run.recipe.data.batch_size), mean=data.mean, std=data.std)
         return predict(self.student(run), loader, description=f"test images of {run.path.name}")
 
     def distiller(self, run: Run) -> Distiller:

@@ -1,4 +1,4 @@
-"""The paper's own numbers, to set beside ours."""
+"""The paper's own numbers, and published ones of methods that it does not have, to set beside ours."""
 
 import tomllib
 from collections.abc import Mapping
@@ -7,10 +7,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-# The rows of the supplement's CIFAR-100 table from top to bottom, AT+KD where the ImageNet table has it; newer methods, letKD beside
-# others, then the ablations.
-ORDER = (
-    "teacher",
+# The rows of the supplement's CIFAR-100 table from top to bottom, AT+KD where the ImageNet table has it.
+PAPER = (
     "ce",
     "kd",
     "fitnet",
@@ -29,12 +27,23 @@ ORDER = (
     "quest",
     "letkd-1",
     "letkd-2",
+)
+# Methods that the paper does not compare with, and letKD beside some of them.
+MODERN = (
     "kd-ls",
     "dkd-ls",
+    "dist",
+    "reviewkd",
+    "srd",
+    "mlkd",
     "letkd-1-kd",
     "letkd-2-kd",
     "letkd-1-kd-ls",
     "letkd-2-kd-ls",
+    "letkd-1-dist",
+    "letkd-2-dist",
+)
+ABLATIONS = (
     "quest-3x3",
     "letkd-1-3x3",
     "quest-2",
@@ -47,6 +56,19 @@ ORDER = (
     "fitnet-layer",
     "fitnet-letkd-1",
 )
+ORDER = ("teacher", *PAPER, *MODERN, *ABLATIONS)
+GROUPS = {"all": ORDER[1:], "paper": PAPER, "modern": MODERN}
+
+
+def named_methods(text: str) -> list[str]:
+    """The methods that a comma-separated text names, each once: rows of the tables, or groups of them (`GROUPS`).
+
+    Examples:
+        >>> named_methods("ce, paper")[:3]
+        ['ce', 'kd', 'fitnet']
+    """
+    names = [name.strip() for name in text.split(",")]
+    return list(dict.fromkeys(method for name in names for method in GROUPS.get(name, (name,))))
 
 
 def place(method: str | None) -> int:
@@ -56,7 +78,7 @@ def place(method: str | None) -> int:
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A number that the paper gives, in per cent.
+    """A number that the paper, or another source, gives, in per cent.
 
     Args:
         mean: top-1 accuracy.
@@ -64,6 +86,8 @@ class PaperResult:
         n: trials, where the paper says how many.
         top5: top-5 accuracy, on ImageNet.
         read_off: True for a number that is not printed but was read off a plot.
+        source: where it is published; empty for the paper itself.
+        mark: what makes it hard to compare, such as "best test epoch", if that is known.
     """
 
     mean: float
@@ -71,6 +95,8 @@ class PaperResult:
     n: int | None = None
     top5: float | None = None
     read_off: bool = False
+    source: str = ""
+    mark: str = ""
 
     def __str__(self) -> str:
         text = f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
@@ -78,14 +104,23 @@ class PaperResult:
 
 
 def paper_result(cell: str) -> PaperResult | None:
-    """What the paper reports for a cell such as `cifar100/rn56-rn20/letkd-2`; None where it has a dash, or no such cell."""
-    return paper_results().get(cell)
+    """What the paper, or else another source, reports for a cell such as `cifar100/rn56-rn20/letkd-2`; None if nothing is known."""
+    return paper_results().get(cell) or published_results().get(cell)
+
+
+def paper_results() -> Mapping[str, PaperResult]:
+    """Every number of the paper's tables, by cell."""
+    return _read("paper_results.toml")
+
+
+def published_results() -> Mapping[str, PaperResult]:
+    """Published numbers of methods that the paper's tables do not have, by cell, each with its source."""
+    return _read("published_results.toml")
 
 
 @cache
-def paper_results() -> Mapping[str, PaperResult]:
-    """Every number of the paper's tables, by cell."""
-    data = tomllib.loads(Path(__file__).with_name("paper_results.toml").read_text(encoding="utf-8"))
+def _read(name: str) -> Mapping[str, PaperResult]:
+    data = tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     found = {
         f"{name}/{pair}/{method}": PaperResult(**numbers)
         for name, pairs in data.items()

@@ -6,8 +6,7 @@ import torch
 from rich.text import Text
 from torch import nn
 
-from letkd.errors import TapError
-from letkd.sites import propose
+from letkd.sites import proposals
 from letkd.taps import Ran, Tap, as_taps, trace
 
 SITES = ("penultimate", "intermediate")
@@ -43,17 +42,15 @@ def look(model: nn.Module, image: tuple[int, ...] | None = None) -> Places:
     own = {role: tap for role, tap in as_taps(model).items() if role in SITES}
     if own:
         return Places(image, ran, own, own=True)
-    try:
-        return Places(image, ran, propose(ran, example), own=False)
-    except TapError as error:
-        return Places(image, ran, {}, own=False, trouble=str(error))
+    found, trouble = proposals(ran, example)
+    return Places(image, ran, found, own=False, trouble=trouble)
 
 
 def as_rich(found: Places, title: str) -> Text:
     """A line for each module; never cut, so that paths can be copied."""
     roles: dict[str, list[str]] = {}
     for role, tap in found.proposed.items():
-        roles.setdefault(tap.path, []).append(role)
+        roles.setdefault(tap.path, []).append(role if tap.io == "output" else f"{role} (its input)")
     lines = [("module", "type", "gives", "")]
     for item in found.ran:
         if item.path:
@@ -80,6 +77,8 @@ def remarks(item: Ran) -> list[str]:
     found = []
     if not item.shapes:
         found.append("does not run")
+    elif not item.live:
+        found.append("does not depend on the image, or does not reach the logits")
     if len(item.shapes) > 1:
         found.append(f"runs {len(item.shapes)} times: no place for a tap")
     if item.names:

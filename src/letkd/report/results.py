@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from letkd.report.collect import Group
 from letkd.report.grid import Cell, Grid
 from letkd.report.paired import NOTE, PairedDifference, head, paired_difference
+from letkd.report.paper import PaperResult, place
 from letkd.runs.results import mean_std
 
 NONE = "–"
@@ -47,21 +48,25 @@ def matrix(groups: Sequence[Group]) -> Grid:
         rows.setdefault(group.title, {})[group.pair] = group
     cells = [[Cell(title), *(_ours_and_paper(held.get(pair), best) for pair in pairs)] for title, held in _in_order(rows)]
     notes = [
-        "Test accuracy in %, last epoch, mean ± std over seeds (number of seeds); the paper's number below. Bold: best student."
+        "Test accuracy in %, last epoch, mean ± std over seeds (number of seeds); below, the paper's number or one published "
+        "elsewhere. Bold: best student."
     ]
     return Grid("Methods by pairs", ["method", *pairs], cells, notes)
 
 
 def _in_order(rows: Mapping[str, dict[str, Group]]) -> list[tuple[str, dict[str, Group]]]:
-    from letkd.report.paper import place
-
     return sorted(rows.items(), key=lambda row: min(place(group.method) for group in row[1].values()))
 
 
 def _ours_and_paper(group: Group | None, best: set[str]) -> Cell:
     if group is None:
         return Cell(NONE)
-    return Cell(ours(group), f"paper {group.paper}" if group.paper else "", group.key in best)
+    return Cell(ours(group), _cited(group.paper) if group.paper else "", group.key in best)
+
+
+def _cited(paper: PaperResult) -> str:
+    mark = f", {paper.mark}" if paper.mark else ""
+    return f"published {paper}{mark}" if paper.source else f"paper {paper}"
 
 
 def reference_of(groups: Sequence[Group], against: str | None = None) -> Group | None:
@@ -93,7 +98,7 @@ def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None], *
         "n": lambda group: Cell(str(len(group.results))),
         **({} if other is None else {head(other.title): lambda group: Cell(str(difference(group, other) or NONE))}),
         "test %, best on val.": lambda group: Cell(mean_std([result.best_val_test for result in group.results])),
-        "paper": lambda group: Cell(str(group.paper or NONE)),
+        "paper": lambda group: Cell(str(group.paper or NONE), group.paper.mark if group.paper else ""),
         "parameters": lambda group: Cell(f"{group.results[0].parameters:,}" if group.results else NONE),
         "MACs": lambda group: Cell(millions(macs.get(group.key))),
         "time a run": lambda group: Cell(_duration([result.seconds for result in group.results])),
@@ -106,6 +111,11 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     notes = ["Parameters and MACs are those of the student as it ships, for one image. Bold: best student."]
     if any(group.paper and group.paper.read_off for group in groups):
         notes.append("“about”: read off a plot of the paper.")
+    notes += [
+        f"{group.title}: {group.paper} is no number of the paper; published in: {group.paper.source}."
+        for group in groups
+        if group.paper and group.paper.source
+    ]
     notes += [f"{group.title} {group.note}." for group in groups if group.note]
     for group in groups:
         if open_runs := len(group.runs) - len(group.results):
@@ -113,6 +123,12 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         seeds = [run.recipe.train.seed for run in group.runs]
         if len(set(seeds)) < len(seeds):
             notes.append(f"{group.title}: a seed is there more than once, so n says more than it means.")
+    taught = sorted({result.teacher_top1 for group in groups for result in group.results if result.teacher_top1 is not None})
+    if taught:
+        shown = " to ".join(f"{value:.2f}" for value in dict.fromkeys((taught[0], taught[-1])))
+        notes.append(
+            f"The teacher gave {shown} % on validation images (training images without a validation split) before training."
+        )
     changes: dict[tuple[str, ...], list[str]] = {}
     for group in groups:
         if group.changed:
@@ -139,7 +155,8 @@ def _duration(seconds: Sequence[float]) -> str:
 
 HEAD = (
     *("pair", "method", "title", "n", "last_test_mean", "last_test_std", "best_on_validation_test_mean"),
-    *("best_on_validation_test_std", "paper_mean", "paper_std", "paper_n", "parameters", "macs", "seconds_mean", "note"),
+    *("best_on_validation_test_std", "paper_mean", "paper_std", "paper_n", "paper_source", "paper_mark"),
+    *("parameters", "macs", "seconds_mean", "note"),
     *("difference_to", "difference_mean", "difference_low", "difference_high", "difference_n"),
 )
 
@@ -154,7 +171,8 @@ def plain(groups: Sequence[Group], macs: Mapping[str, int | None], *, against: s
         last = [result.last_test for result in group.results]
         held = [result.best_val_test for result in group.results if result.best_val_test is not None]
         row = [group.pair, group.method, group.title, len(last), *_mean_and_std(last), *_mean_and_std(held)]
-        row += [group.paper.mean, group.paper.std, group.paper.n] if group.paper else [None, None, None]
+        paper = group.paper
+        row += [paper.mean, paper.std, paper.n, paper.source or "paper", paper.mark] if paper else [None] * 5
         seconds = [result.seconds for result in group.results]
         row += [group.results[0].parameters if last else None, macs.get(group.key), statistics.mean(seconds) if last else None]
         apart = [None] * 5 if d is None or other is None else [other.title, d.mean, d.low, d.high, d.n]

@@ -104,7 +104,8 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
     # A network may draw random numbers even in eval mode.
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
         _, ours = run_once(Taps(distiller.student, here), x)
-        _, theirs = run_once(Taps(distiller.teacher, there), x)
+        shown = x if distiller.teacher_input is None else distiller.teacher_input(x)
+        _, theirs = run_once(Taps(distiller.teacher, there), shown)
     seen = {}
     for role, (omega, layer, supervision) in found.items():
         size = (ours[role].shape[-2], ours[role].shape[-1])

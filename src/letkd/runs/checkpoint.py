@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn, optim
 
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
 from letkd.finite import first_non_finite
-from letkd.models.weights import checksum
+from letkd.models.weights import as_safetensors, checksum
 from letkd.processes import objects_of_all, rank, world
 from letkd.progress import say
 from letkd.runs.records import Position, reason
@@ -37,7 +36,7 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     tensors |= {f"random.{name}": torch.stack([stream[name] for stream in streams]) for name in streams[0]}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     text = json.dumps(state)
-    content = save(tensors, metadata={"state": text, "sha256": checksum(tensors, text)})
+    content = as_safetensors(tensors, {"state": text, "sha256": checksum(tensors, text)})
     write_whole(folder / NAME, content, previous=folder / PREVIOUS)
 
 

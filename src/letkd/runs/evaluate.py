@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from letkd.batch import Batch
+from letkd.batch import Batch, channels_of, check_labels
 from letkd.errors import NonFiniteError, RunError
 from letkd.files import write_whole
 from letkd.finite import first_non_finite
@@ -91,6 +91,7 @@ def judge(
     counts = torch.zeros(5, dtype=torch.float64)  # images, right, among the best five, loss, no logits: exact up to 2^53 images
     rows: list[tuple[int, int, int]] = []
     for batch, logits in _answers(model, loader, description, heed):
+        check_labels(batch.y, logits.shape[1])
         first = logits.topk(min(5, logits.shape[1]), dim=1).indices
         best = first == batch.y[:, None]
         loss = F.cross_entropy(logits, batch.y, reduction="sum")
@@ -135,7 +136,7 @@ def _answers(
     try:
         for item in track(loader, description):
             heed()
-            batch = Batch.of(item).to(like.device)
+            batch = Batch.of(item, channels=channels_of(model)).to(like.device)
             if len(batch.y):  # a process's share may be empty, where a batch has fewer images than there are processes
                 yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()
     finally:

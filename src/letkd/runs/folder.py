@@ -21,6 +21,7 @@ from letkd.errors import RunError
 from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_links, sweep, write_whole
 from letkd.processes import world
 from letkd.progress import say
+from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
 
@@ -36,12 +37,14 @@ class RunFolder:
 
     Args:
         path: the folder.
-        recipe: of a run that is to be trained here: a folder with another recipe, or with other things in it, is refused. The
-            recipe of the folder itself if omitted.
+        recipe: of a run that is to be trained here: a folder with another recipe, or with other things in it, is refused. With the
+            same recipe but for more epochs the run is extended, if its rates so far would have been the same. The recipe of the
+            folder itself if omitted.
     """
 
     RECIPE: ClassVar = "recipe.toml"
     ENVIRONMENT: ClassVar = "env.json"
+    INPUTS: ClassVar = "inputs.json"
     LOG: ClassVar = "metrics.jsonl"
     RESULT: ClassVar = "result.json"
     NOTE: ClassVar = "note.json"
@@ -51,6 +54,7 @@ class RunFolder:
     def __init__(self, path: str | Path, recipe: Recipe | None = None):
         self.path = must_be_utf8(Path(path))
         self._lock: int | None = None
+        self.extends = False  # whether `recipe` is that of the folder but for more epochs
         if recipe is not None:
             self.recipe = recipe
             self._must_be_ours()
@@ -94,6 +98,11 @@ class RunFolder:
     def best_on_validation(self) -> Path:
         """Weights of the epoch that was best on the validation split."""
         return self.path / "best_on_validation.safetensors"
+
+    @property
+    def inputs(self) -> Path:
+        """Fingerprints of the teacher and the images that the run began with; see `letkd.train.inputs`."""
+        return self.path / self.INPUTS
 
     @property
     def exists(self) -> bool:
@@ -140,6 +149,8 @@ class RunFolder:
     @property
     def result(self) -> Result | None:
         """What the run reports; None while it is not finished."""
+        if self.extends:
+            return None
         path = self.path / self.RESULT
         advice = "remove this file, and `letkd train` works the result out again"
         return self._read(path, RESULT, advice)
@@ -167,6 +178,8 @@ class RunFolder:
                     refuse_links(folder)
                 for folder in (self.path, self.last):
                     sweep(folder, older=0)
+                if self.extends:
+                    self._extend()
                 if self.recipe_file.exists():
                     self._tell_changes(environment())
                     self.rows()  # says which of them are lost; `log` then does not
@@ -176,6 +189,13 @@ class RunFolder:
                 yield
             finally:
                 self._lock = None
+
+    def _extend(self) -> None:
+        before = RunFolder(self.path).recipe
+        say(f"{self.path}: extended from {before.train.epochs} to {self.recipe.train.epochs} epochs")
+        (self.path / self.RESULT).unlink(missing_ok=True)  # first: it is not the longer run's
+        write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
+        self.extends = False
 
     def must_be_there(self) -> None:
         """Raise if the folder was removed or replaced since `begin`: what is written now would be no run."""
@@ -214,10 +234,12 @@ class RunFolder:
         """Raise if the folder holds another run, or something else."""
         if self.recipe_file.exists():
             changed = differences(self._recipe_table(), json.loads(json.dumps(self._table(), default=str)))
-            if changed:
-                raise RunError(
-                    f"{self.path} holds another run (it differs in {', '.join(changed)}); choose another folder with --out, or remove it"
-                )
+            why = f"it differs in {', '.join(changed)}" if changed else None
+            if "train.epochs" in changed and {"train.epochs", "optim.milestones"}.issuperset(changed):
+                why = why_not_extended(RunFolder(self.path).recipe, self.recipe)
+                self.extends = why is None
+            if why is not None:
+                raise RunError(f"{self.path} holds another run ({why}); choose another folder with --out, or remove it")
         elif self.path.exists() and (not self.path.is_dir() or any(map(self._foreign, self.path.iterdir()))):
             raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
 

@@ -16,7 +16,11 @@ MOST_NAMES = 64  # loss terms, sites, or values of a site
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts."""
+    """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts.
+
+    `teacher_top1` was measured before training, on validation images (training images without a validation split); None if the run
+    had no teacher, or one of other classes.
+    """
 
     last_test: Percent
     last_test_top5: Percent
@@ -27,6 +31,7 @@ class Result:
     parameters: Count
     epochs: Count
     seconds: Annotated[float, Field(ge=0, le=1e12)]
+    teacher_top1: Percent | None = None
 
 
 class EpochRow(BaseModel):

@@ -1,4 +1,4 @@
-"""Three ways to get per-pixel labels from a teacher."""
+"""What is fitted to a teacher offline: three supervisions that give per-pixel labels, and the class tree of TDD and memory of CRD."""
 
 from letkd.supervision.base import Supervision
 from letkd.supervision.conv3x3 import ConvSupervision

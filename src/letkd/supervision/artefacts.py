@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import nn
 
 from letkd.files import write_whole
-from letkd.models.weights import checksum, fingerprint
+from letkd.models.weights import as_safetensors, checksum, fingerprint
 from letkd.progress import say
 from letkd.supervision.base import Supervision
 
@@ -54,7 +53,7 @@ def save_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     buffers = {name: getattr(supervision, name).detach().cpu().contiguous() for name in supervision.fitted_buffers}
     report = json.dumps(supervision.report_)
     metadata = {"format": FORMAT, "report": report, "sha256": checksum(buffers, report), **asdict(origin)}
-    write_whole(path, save(buffers, metadata=metadata))
+    write_whole(path, as_safetensors(buffers, metadata))
     return path
 
 

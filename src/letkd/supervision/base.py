@@ -36,6 +36,7 @@ class Supervision(nn.Module):
     _at: Tensor
     kind: ClassVar[str]
     reads: ClassVar[str] = ""
+    reads_classes: ClassVar[bool] = False  # whether p_T depends on the image's class
     fitted_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self):

@@ -50,6 +50,7 @@ class SubclassSupervision(Supervision):
     """
 
     kind: ClassVar[str] = "subclass"
+    reads_classes: ClassVar[bool] = True
     fitted_buffers: ClassVar[tuple[str, ...]] = ("s_T_", "W_lda_", "b_lda_", "rho_", "prototypes_")
     s_T_: Tensor
     W_lda_: Tensor

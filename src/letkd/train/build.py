@@ -1,30 +1,53 @@
 """From a recipe to what a run works with: data, loaders, networks, the distiller and its offline parts."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from letkd.data import AnySplit, Augment, CropFlip, Dataset, Loader, ResizedCropFlip, RotateFlip, load_data
+from letkd.data import (
+    AnySplit,
+    Augment,
+    Chain,
+    CropFlip,
+    Dataset,
+    Erase,
+    Loader,
+    Mix,
+    RandAugment,
+    ResizedCropFlip,
+    RotateFlip,
+    Strong,
+    TrivialAugment,
+    load_data,
+)
+from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
-from letkd.errors import RecipeError, nearest
+from letkd.errors import LetkdError, RecipeError, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
 from letkd.processes import rank, world
+from letkd.progress import say
 from letkd.recipes.schema import Data, Network, Recipe
-from letkd.taps import as_taps
+from letkd.sites import proposed_taps
+from letkd.student import is_student_file, load_student
+from letkd.taps import Tap, as_taps
 from letkd.teacher import fold_teacher
 from letkd.train.optim import freeze
+from letkd.train.teachers import build_teacher
 
 AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "none": lambda table, flip: Augment(),
     "crop": lambda table, flip: CropFlip(pad=table.crop, mode=table.padding, flip=flip),
     "rotate": lambda table, flip: RotateFlip(degrees=table.rotation, flip=flip),
     "resized-crop": lambda table, flip: ResizedCropFlip(flip=flip),
+    "randaugment": lambda table, flip: RandAugment(operations=table.operations, magnitude=table.magnitude),
+    "trivial": lambda table, flip: TrivialAugment(),
 }
+SECOND_VIEWS: dict[str, Callable[[Augment], Augment]] = {"same": lambda augment: augment, "strong": Strong}
 
 
 def read_data(recipe: Recipe) -> Dataset:
@@ -51,7 +74,7 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         raise RecipeError(
             f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}"
         )
-    augment = AUGMENTS[recipe.data.augment](recipe.data, data.flip)
+    augment = build_augment(recipe.data, data.flip)
     augment.check(*data.image_size)
     return Loader(
         data.train,
@@ -65,12 +88,21 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
         rank=rank,
         world=world,
         views=recipe.train.cache_views or 0,
+        second=SECOND_VIEWS[recipe.data.second_view](augment) if recipe.data.second_view else None,
+        mix=None if recipe.data.mix == "none" else Mix(recipe.data.mix, recipe.data.mix_alpha),
     )
+
+
+def build_augment(table: Data, flip: bool) -> Augment:
+    """The augmentations that a recipe names, in order, and erasing after them."""
+    parts = [AUGMENTS[name](table, flip) for name in table.augment.split("+")]
+    parts += [Erase(table.erase)] if table.erase else []
+    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
 
 
 def eval_loader(recipe: Recipe, data: Dataset, split: AnySplit, *, rank: int = 0, world: int = 1) -> Loader:
     """In order, not augmented, each image once: for evaluation and for the offline fits; of several processes, one's part."""
-    size = max(recipe.data.batch_size, 128)
+    size = max(eval_batch(split.image_size, recipe.data.batch_size), world)
     return Loader(split, size, mean=data.mean, std=data.std, rank=rank, world=world)
 
 
@@ -84,33 +116,76 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             methods.append(METHODS[name].from_recipe(table))
     if wrong:
         raise RecipeError("; ".join(wrong))
-    student = build_network(recipe.student, data)
+    student = build_student(recipe.student, data)
     freeze(student, recipe.student.freeze)
     example = torch.zeros(1, 3, *data.image_size)
+    smoothing = recipe.train.label_smoothing
+    criterion = nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else None
     if not methods:
-        return _laid_out(Distiller(student, weights=recipe.weights, example=example), recipe)
+        return _laid_out(Distiller(student, weights=recipe.weights, example=example, criterion=criterion), recipe)
     if recipe.teacher is None or recipe.teacher.weights is None:
         raise RecipeError(
-            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights (train one with "
+            f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights FILE, or --teacher-weights own "
+            "if your callable loads them itself (train one with "
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
-    teacher = build_network(recipe.teacher, data)
-    if recipe.train.fold_teacher:
-        teacher = fold_teacher(teacher, as_taps(teacher, recipe.teacher.taps), example)
-    distiller = Distiller(
-        student,
-        teacher,
-        methods,
-        weights=recipe.weights,
-        student_taps=recipe.student.taps,
-        teacher_taps=recipe.teacher.taps,
-        example=example,
-        images=len(data.train),
-        fused=recipe.train.fused,
+    teacher, seen = build_teacher(recipe.teacher, data)
+    here, there = (
+        _Places.of("student", recipe.student, student, example),
+        _Places.of("teacher", recipe.teacher, teacher, seen(example)),
     )
+    if recipe.train.fold_teacher:
+        teacher = fold_teacher(teacher, as_taps(teacher, there.taps), seen(example))
+    try:
+        distiller = Distiller(
+            student,
+            teacher,
+            methods,
+            weights=recipe.weights,
+            student_taps=here.taps,
+            teacher_taps=there.taps,
+            teacher_input=seen,
+            example=example,
+            images=len(data.train),
+            criterion=criterion,
+            fused=recipe.train.fused,
+        )
+    except LetkdError:
+        here.tell()
+        there.tell()
+        raise
+    if any(method.reads.student for method in methods):
+        here.tell()
+    if any(method.reads.teacher for method in methods):
+        there.tell()
+    if recipe.data.mix != "none":
+        distiller.check_mix()  # told before any work, as the next one
     if recipe.train.cache_views:
         distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """A network's taps: those that the recipe names or, where it names none and the network has no table, those proposed."""
+
+    taps: Mapping[str, Tap | str]
+    line: str = ""
+
+    @classmethod
+    def of(cls, who: str, table: Network, model: nn.Module, example: Tensor) -> "_Places":
+        if table.taps or as_taps(model):
+            return cls(table.taps)
+        taps, trouble = proposed_taps(model, example)
+        shown = ", ".join(f"{role}={tap}" for role, tap in taps.items()) or "none"
+        return cls(
+            taps,
+            f"{who} {table.model}: no taps named, so those that `letkd taps` proposes: {shown}{trouble and f' ({trouble})'}",
+        )
+
+    def tell(self) -> None:
+        if self.line:
+            say(self.line)
 
 
 def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
@@ -119,9 +194,11 @@ def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
     return distiller
 
 
-def build_network(table: Network, data: Dataset) -> nn.Module:
-    """A network with its weights, if it has any."""
-    return create_model(table.model, num_classes=data.num_classes, weights=table.weights)
+def build_student(table: Network, data: Dataset) -> nn.Module:
+    """The student, from its weights if it has any; those of other classes give all but the classifier."""
+    if table.weights is not None and is_student_file(table.weights):
+        return load_student(table.weights, model=table.model, num_classes=data.num_classes).train()
+    return create_model(table.model, num_classes=data.num_classes, weights=table.weights, new_head=True)
 
 
 def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:

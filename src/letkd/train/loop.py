@@ -14,13 +14,14 @@ from torch import Tensor, nn, optim
 
 from letkd.cache import TeacherCache
 from letkd.compiled import CompiledParts, check_device
-from letkd.data import Dataset, FileSplit, Loader
+from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
 from letkd.models import load_weights, save_weights
 from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, on_terminal, say
+from letkd.recipes.schedule import lr_factor, phase_at
 from letkd.recipes.schema import Phase, Recipe
 from letkd.report.health import health
 from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
@@ -31,9 +32,11 @@ from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.train.inputs import check_inputs
 from letkd.train.launch import launch
-from letkd.train.optim import build_optimizer, lr_factor, phase_at, set_lr
+from letkd.train.optim import build_optimizer, set_lr
 from letkd.train.stop import Wish, polite_stop
+from letkd.train.teachers import measure_teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -49,16 +52,26 @@ class State:
     best_val: float | None = None
     best_val_epoch: int | None = None
     seconds: float = 0.0
+    teacher_top1: float | None = None
     precision: dict[str, Any] = field(default_factory=dict)
 
 
-def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None = None, save_minutes: float = 15.0) -> Result:
-    """Train as the recipe says, in `folder`; a run that was stopped goes on, one that is finished just gives its result.
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    supervision: str | Path | None = None,
+    save_minutes: float = 15.0,
+    force: bool = False,
+) -> Result:
+    """Train as the recipe says, in `folder`. An interrupted run resumes; a finished one gives its result, or is extended if the
+    recipe now has more epochs and is otherwise the same.
 
     Args:
         supervision: folder with fitted supervisions and what is cached of the teacher, to share between runs; `folder/supervision`
             where not given.
         save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
+        force: resume although the teacher or the images are others than at the start.
 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
     was best on the validation split is kept beside it. The test split is read once, at the end.
@@ -82,6 +95,7 @@ def train(recipe: Recipe, folder: str | Path, *, supervision: str | Path | None 
     with run.begin() if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             tidy(shared)
+            check_inputs(run, distiller, data, force=force)
         wait_for_all()
         fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
@@ -121,6 +135,8 @@ class _Run:
         self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
         self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
         self.state = self._resume()
+        if self.state.teacher_top1 is None:
+            self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
         self.began = time.monotonic() - self.state.seconds
         self.saved, self.save_seconds = time.monotonic(), 60 * save_minutes
 
@@ -223,7 +239,13 @@ class _Run:
 
     def _heed(self) -> None:
         """Save where it is time, and stop where somebody asked for it: all processes after the same step."""
-        due = time.monotonic() - self.saved >= self.save_seconds
+        self._save_or_stop(due=time.monotonic() - self.saved >= self.save_seconds)
+
+    def _heed_stop(self) -> None:
+        """Stop where somebody asked for it; between the batches of an evaluation."""
+        self._save_or_stop(due=False)
+
+    def _save_or_stop(self, *, due: bool) -> None:
         ask = torch.tensor([float(self.wish.asked), float(due and self.fabric.is_global_zero)], device=self.fabric.device)
         stop, save = (bool(value) for value in sum_of_all(ask))
         if stop or (save and self.state.step < self.steps):
@@ -259,6 +281,8 @@ class _Run:
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / max(images, 1)}
         row |= {name: value / steps for name, value in sums.items()}
         row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        if state.epoch == 1 and state.teacher_top1 is not None:
+            row["teacher_top1"] = state.teacher_top1
         found = health(self.distiller, self.sample.to(self.fabric.device)) if self.fabric.is_global_zero else {}
         return row | ({"health": found} if found else {})
 
@@ -271,7 +295,7 @@ class _Run:
     def _evaluate(self, student: nn.Module, split: str) -> Accuracy | None:
         if not len(getattr(self.data, split)):
             return None
-        return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed)[0]
+        return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed_stop)[0]
 
     def _loader(self, split: str) -> Loader:
         part = getattr(self.data, split)
@@ -292,9 +316,9 @@ class _Run:
                 mean=data.mean,
                 std=data.std,
                 size=data.image_size,
-                resize=data.train.resize if isinstance(data.train, FileSplit) else None,
+                resize=data.train.resize,
             )
-        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed)
+        last, found = judge(student, self._loader("test"), description="evaluating on test", heed=self._heed_stop)
         held = self._evaluate(student, "val")
         if self.fabric.is_global_zero:
             run.must_be_there()
@@ -311,6 +335,7 @@ class _Run:
             parameters=sum(parameter.numel() for parameter in student.parameters()),
             epochs=recipe.train.epochs,
             seconds=time.monotonic() - self.began,
+            teacher_top1=state.teacher_top1,
         )
         if self.fabric.is_global_zero:
             run.finish(result)

@@ -1,15 +1,13 @@
-"""Optimisers of torch.optim and their learning rates, as the recipe has them."""
+"""Optimisers of torch.optim, as the recipe has them."""
 
 import inspect
-import math
-from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn, optim
 
 from letkd.errors import RecipeError, nearest
-from letkd.recipes.schema import Optim, Phase, Recipe
+from letkd.recipes.schema import Optim
 
 # What the recipe sets elsewhere, and switches that change how an optimiser runs, not what it does.
 NOT_SETTINGS = {"params", "lr", "weight_decay", "momentum", "nesterov", "differentiable", "maximize", "capturable"}
@@ -89,39 +87,7 @@ def freeze(student: nn.Module, patterns: list[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def phase_at(epoch: int, recipe: Recipe) -> tuple[int, Phase | None]:
-    """Which phase an epoch of the whole run, counted from 1, belongs to, and its number in it; None for the main training."""
-    for phase in recipe.phases:
-        if epoch <= phase.epochs:
-            return epoch, phase
-        epoch -= phase.epochs
-    return epoch, None
-
-
 def set_lr(optimizer: optim.Optimizer, factor: float) -> None:
     """Give every group its own first rate times `factor`."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
-
-
-def lr_factor(done: int, recipe: Recipe, steps: int) -> float:
-    """The learning rate of the next step of the main training over the first rate, after `done` steps, `steps` per epoch.
-
-    A pure function of the step, so that a resumed run has the same rates and nothing needs to be saved. The warm-up ends with the
-    full rate; what follows it, of length T, is at t with
-
-        milestones   γ^(number of milestones passed)      linear   1 − t/T      cosine   (1 + cos(π t/T)) / 2
-    """
-    table, epochs = recipe.optim, recipe.train.epochs
-    warmup = round(steps * (table.warmup if table.warmup >= 1 else table.warmup * epochs))
-    if done < warmup:
-        return (done + 1) / (warmup + 1)
-    return SCHEDULES[table.schedule](done - warmup, max(epochs * steps - warmup, 1), done // steps + 1, table)
-
-
-SCHEDULES: Mapping[str, Callable[[int, int, int, Optim], float]] = {
-    "milestones": lambda t, T, epoch, table: table.gamma ** sum(epoch > m for m in table.milestones),  # supplement 2.2
-    "linear": lambda t, T, epoch, table: 1 - t / T,
-    "cosine": lambda t, T, epoch, table: (1 + math.cos(math.pi * t / T)) / 2,
-    "constant": lambda t, T, epoch, table: 1.0,
-}

@@ -5,16 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from letkd.data import Dataset, Loader, load_data
+from letkd.data import Dataset, FileSplit, Loader, load_data
+from letkd.data.base import Size
+from letkd.data.check import LISTS
+from letkd.data.loader import eval_batch
+from letkd.deploy.facts import Facts, facts_from
 from letkd.errors import DataError, RunError, nearest
 from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
+from letkd.progress import say
 from letkd.runs.evaluate import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
-from letkd.student import load_student, read_header
+from letkd.student import is_student_file, load_student, read_header
 from letkd.taps import Taps, as_logits, run_once
 from letkd.train.build import read_data
 
@@ -30,6 +34,7 @@ def evaluate_student(
     student: str | None = None,
     mean: Channels | None = None,
     std: Channels | None = None,
+    size: Size | None = None,
 ) -> Accuracy:
     """Accuracy of a run's student, or of a student file, on a split of the run's data set or of the one named.
 
@@ -37,31 +42,43 @@ def evaluate_student(
         student: the network's name where it is not of the zoo (no code is run because a file names it), or where the file
             holds plain weights.
         mean, std: of each channel, where the file's own or the data set's are not meant.
+        size: of the images; default: the size the student was trained at.
     """
     path = RunFolder(what).student if what.is_dir() else must_be_utf8(what)
     if not path.is_file():
         raise RunError(_nothing_there(what, student))
-    if student is not None and not _is_student_file(path):
-        return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std)
-    images = data_of(path, data=data, root=root, mean=mean, std=std)
-    return _on_split(load_student(path, model=student), images, split)
+    if student is not None and not is_student_file(path):
+        return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std, size=size)
+    images = data_of(path, data=data, root=root, mean=mean, std=std, size=size)
+    network = load_student(path, model=student)
+    told = size or facts_from(read_header(path), path).size
+    if told is None and not RunFolder(path.parent).exists:
+        images = _fitted(images, network)
+    return _on_split(network, images, split)
 
 
 def data_of(
-    path: Path, *, data: str | None, root: Path | None, mean: Channels | None = None, std: Channels | None = None
+    path: Path,
+    *,
+    data: str | None,
+    root: Path | None,
+    mean: Channels | None = None,
+    std: Channels | None = None,
+    size: Size | None = None,
 ) -> Dataset:
     """The data set of a student file: the one named, or that of the run in whose folder it lies.
 
     Args:
         mean, std: of each channel; the file's where not given.
+        size: of the images; the file's where not given.
     """
-    header = read_header(path)
-    images = _images(path, data, root)
-    if images.num_classes != header["num_classes"]:
+    facts = facts_from(read_header(path), path)
+    images = _images(path, facts, data, root, size)
+    if images.num_classes != facts.num_classes:
         raise DataError(
-            f"{path} has {header['num_classes']} classes and {images.name} {images.num_classes}; name the data it was trained on"
+            f"{path} has {facts.num_classes} classes and {images.name} {images.num_classes}; name the data it was trained on"
         )
-    return _normalised(images, mean or header.get("mean"), std or header.get("std"))
+    return _normalised(images, mean or facts.mean, std or facts.std)
 
 
 def evaluate_network(
@@ -73,16 +90,23 @@ def evaluate_network(
     split: str,
     mean: Channels | None = None,
     std: Channels | None = None,
+    size: Size | None = None,
 ) -> Accuracy:
     """Accuracy of a network, by the name that `create_model` knows it by, with weights from a file.
 
     Args:
         mean, std: of each channel, as the weights were trained with; the data set's where not given.
+        size: of the images. Default: what the weights' file says, for `folder` also what the network says (`input_size`), else
+            the data set's own.
     """
     if data is None:
         raise RunError(f"{weights} does not say what it was trained on: name the data set with --data")
-    images = _normalised(load_data(data, root=root), mean, std)
-    return _on_split(create_model(model, num_classes=images.num_classes, weights=weights), images, split)
+    facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
+    images = _normalised(_load(data, root, size, facts), mean, std)
+    network = create_model(model, num_classes=images.num_classes, weights=weights)
+    if size is None and (facts is None or facts.size is None):
+        images = _fitted(images, network)
+    return _on_split(network, images, split)
 
 
 def _nothing_there(what: Path, student: str | None) -> str:
@@ -97,17 +121,46 @@ def _nothing_there(what: Path, student: str | None) -> str:
     return f"{what} {state}{known}; name a run folder, the file of a student, or a network with --weights FILE"
 
 
-def _images(path: Path, data: str | None, root: Path | None) -> Dataset:
+def _load(data: str, root: Path | None, size: Size | None, facts: Facts | None) -> Dataset:
+    """A data set at the size asked for, or at the one that the weights were trained at, or at its own."""
+    trained = None if facts is None or size is not None else facts.size
+    if facts is not None and trained is not None and data in LISTS:
+        return load_data(data, root=root, size=trained, resize=facts.resize)
+    images = load_data(data, root=root, size=size)
+    if trained is not None and trained != images.image_size:
+        say(f"the weights were trained on images of {_text(trained)}, and those of {data} are {_text(images.image_size)}")
+    return images
+
+
+def _fitted(images: Dataset, network: nn.Module) -> Dataset:
+    """A folder of images, which has no size of its own, at the size that the network says it takes."""
+    if images.name != "folder":
+        return images
+    size = getattr(network, "input_size", None)
+    if not isinstance(size, tuple) or len(size) != 3:
+        now = _text(images.image_size)
+        say(f"{type(network).__name__} does not say the size of its images: evaluated at {now}; set another with --size")
+        return images
+    splits = {name: getattr(images, name) for name in ("train", "val", "test")}
+    sized = {name: replace(split, size=size[1:]) for name, split in splits.items() if isinstance(split, FileSplit)}
+    return replace(images, **sized)
+
+
+def _text(size: tuple[int, int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _images(path: Path, facts: Facts, data: str | None, root: Path | None, size: Size | None) -> Dataset:
     run = RunFolder(path.parent)
     recipe = run.recipe if run.exists else None
     if data is not None and (recipe is None or data != recipe.data.name):
-        return load_data(data, root=root)
+        return _load(data, root, size, facts)
     if recipe is None:
         raise RunError(f"{path} lies outside a run folder: name the data set with --data")
     # its own data set, though it is named: split as the run did, so that no image it learnt from counts as held out
-    if root is not None:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(root)})})
-    return read_data(recipe)
+    given = {"root": None if root is None else str(root), "size": size}
+    table = recipe.data.model_copy(update={key: value for key, value in given.items() if value is not None})
+    return read_data(recipe.model_copy(update={"data": table}))
 
 
 def _normalised(images: Dataset, mean: Channels | None, std: Channels | None) -> Dataset:
@@ -129,13 +182,5 @@ def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
     C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
     if images.num_classes != C:
         raise DataError(f"{type(model).__name__} gives {C} logits and {images.name} has {images.num_classes} classes")
-    loader = Loader(part, 128, mean=images.mean, std=images.std)
+    loader = Loader(part, eval_batch(part.image_size), mean=images.mean, std=images.std)
     return evaluate(model, loader, description=f"evaluating on {split}")
-
-
-def _is_student_file(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return "letkd" in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from letkd.errors import LetkdError, RecipeError, RunError, UnsupportedPair
 from letkd.files import refuse_link
 from letkd.progress import say
-from letkd.recipes import Recipe, resolve
+from letkd.recipes import Recipe, resolve, resolve_with_sources, scaling
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
@@ -23,13 +23,14 @@ def run_trials(
     supervision: str | Path | None = None,
     jobs: int = 1,
     save_minutes: float = 15.0,
+    force: bool = False,
 ) -> list[Result]:
     """The recipe with n seeds, each in its own `seed-…` folder; finished ones are not run again.
 
     Args:
         supervision: folder of fitted supervisions; `folder/supervision` where not given.
         jobs: seeds trained at once, each in a process of its own; one after the other where it is 1.
-        save_minutes: as for `train`.
+        save_minutes, force: as for `train`.
     """
     shared = Path(supervision or RunFolder(folder).supervision)
     runs = _seeds(recipe, Path(folder), n)
@@ -39,11 +40,11 @@ def run_trials(
     if jobs > 1 and len(left) > 1:
         launcher = Local(jobs)
         _launched(launcher, [FitTask((recipe,), shared)])  # once, for all of them
-        outcomes = _launched(launcher, [TrainTask(trial, path, shared, save_minutes) for trial, path in left])
+        outcomes = _launched(launcher, [TrainTask(trial, path, shared, save_minutes, force) for trial, path in left])
         if failed := {label: outcome for label, outcome in outcomes.items() if outcome.state != "done"}:
             why = "; ".join(dict.fromkeys(outcome.sentence for outcome in failed.values()))
             raise RunError(f"{', '.join(failed)} failed, the others ended: {why}")
-    return [train(trial, path, supervision=shared, save_minutes=save_minutes) for trial, path in runs]
+    return [train(trial, path, supervision=shared, save_minutes=save_minutes, force=force) for trial, path in runs]
 
 
 def _seeds(recipe: Recipe, folder: Path, n: int) -> list[tuple[Recipe, Path]]:
@@ -102,10 +103,14 @@ def compare(
     folder = Path(folder)
     rows = []
     variants = [method if isinstance(method, Variant) else Variant(method, method) for method in methods]
-    recipes = {}
+    recipes, lines = {}, set()
     for variant in variants:  # wrong names before any work
         refuse_link(folder / variant.name)
-        recipes[variant.name] = resolve(pair, method=variant.method, settings=[*variant.settings, *settings], quick=quick)
+        values = [*variant.settings, *settings]
+        recipes[variant.name], sources = resolve_with_sources(pair, method=variant.method, settings=values, quick=quick)
+        lines.add(scaling(recipes[variant.name], sources))
+    for line in sorted(lines - {None}):
+        say(line)
     if teacher_weights is None:
         teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
     if teacher_weights is None and (not recipes or any(recipe.teacher for recipe in recipes.values())):

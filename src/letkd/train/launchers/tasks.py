@@ -62,13 +62,14 @@ class TrainTask:
 
     Args:
         supervision: folder of fitted supervisions and of the teacher's cache, shared between runs.
-        save_minutes, log: as for `train`.
+        save_minutes, force: as for `train`.
     """
 
     recipe: Recipe
     folder: Path
     supervision: Path | None = None
     save_minutes: float = 15.0
+    force: bool = False
 
     @property
     def label(self) -> str:
@@ -77,7 +78,7 @@ class TrainTask:
     def __call__(self) -> None:
         from letkd.train.loop import train
 
-        train(self.recipe, self.folder, supervision=self.supervision, save_minutes=self.save_minutes)
+        train(self.recipe, self.folder, supervision=self.supervision, save_minutes=self.save_minutes, force=self.force)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""The accuracy of an exported file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from letkd.batch import Batch
+from letkd.data import AnySplit, Augment, load_data
+from letkd.deploy.facts import Facts
+from letkd.deploy.process import SECONDS
+from letkd.deploy.runners import Runner, open_model
+from letkd.errors import DataError, RunError
+from letkd.runs.evaluate import Accuracy, evaluate
+
+BATCH = 64
+
+
+class _OfFloats(nn.Module):
+    """A runner for images that became floats on the way, 0 to 255 still."""
+
+    def __init__(self, runner: Runner):
+        super().__init__()
+        self.runner = runner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.runner(x.to(torch.uint8))
+
+
+def evaluate_runner(runner: Runner, split: AnySplit, *, description: str = "evaluating") -> Accuracy:
+    """Accuracy of a shipped model on the images of a split as they are; the model normalises them."""
+    parts = torch.arange(len(split)).split(BATCH)
+
+    def batches() -> Iterator[Batch]:
+        for index, images in zip(parts, split.read([(part, ()) for part in parts], Augment()), strict=True):
+            yield Batch(images, split.labels[index], index)
+
+    return evaluate(_OfFloats(runner), batches(), description=description)
+
+
+def evaluate_file(
+    path: Path, *, data: str | None, root: Path | None, split: str, trust: bool = False, seconds: float = SECONDS
+) -> Accuracy:
+    """Accuracy of an `.onnx` file, or with `trust` of a `.pt2`, on a split of a data set.
+
+    Args:
+        trust, seconds: as for `open_model`.
+    """
+    runner = open_model(path, trust=trust, seconds=seconds)
+    if data is None:
+        raise RunError(f"{path} does not say what it was trained on: name the data set with --data")
+    facts = runner.facts
+    reading = {"size": facts.size[0], "resize": facts.resize} if data == "folder" and facts.size else {}
+    images = load_data(data, root=root, **reading)
+    _must_be_the_same_classes(path, facts, images.name, images.classes, images.num_classes)
+    part = getattr(images, split)
+    if not len(part):
+        raise DataError(f"the {split} split of {images.name} is empty; choose another with --split")
+    return evaluate_runner(runner, part, description=f"evaluating on {split}")
+
+
+def _must_be_the_same_classes(path: Path, facts: Facts, name: str, classes: tuple[str, ...], num_classes: int) -> None:
+    if facts.num_classes != num_classes:
+        raise DataError(f"{path} has {facts.num_classes} classes and {name} {num_classes}; name the data it was trained on")
+    for one, two in zip(facts.classes, classes, strict=False):
+        if one != two:
+            raise DataError(f"{path} has a class {one!r:.60} where {name} has {two!r:.60}; name the data it was trained on")

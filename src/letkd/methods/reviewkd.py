@@ -1,0 +1,121 @@
+"""ReviewKD: the student's deep maps review its shallow ones before they meet the teacher's (Chen et al. 2021)."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from letkd.methods.ab import preacts
+from letkd.methods.base import Method, Side, View, paired_stages
+
+
+def hcl_loss(o_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b d h w"]) -> Float[Tensor, ""]:
+    """Hierarchical context loss: squared errors of the maps and of their averages over coarser and coarser grids.
+
+        L = [ MSE(o_S, f_T) + Σ_l w_l MSE(P_l o_S, P_l f_T) ] / (1 + Σ_l w_l)        l ∈ {4, 2, 1}, l < min(h, w)
+
+    P_l averages to l x l; w_l is ½ for the first l taken and halves with each further one. MSE is the mean over all elements.
+    """
+    dtype = torch.promote_types(o_S.dtype, torch.float32)
+    o_S, f_T = o_S.to(dtype), f_T.to(dtype)
+    loss, weight, total = F.mse_loss(o_S, f_T), 1.0, 1.0
+    for size in (4, 2, 1):
+        if size < min(f_T.shape[-2:]):
+            weight /= 2
+            loss = loss + weight * F.mse_loss(F.adaptive_avg_pool2d(o_S, size), F.adaptive_avg_pool2d(f_T, size))
+            total += weight
+    return loss / total
+
+
+class Fusion(nn.Module):
+    """Attention-based fusion of a student's map with what the deeper ones left, in the teacher's shape.
+
+        u = BN(1x1(f_S))        u ← a₁ u + a₂ r,  (a₁, a₂) = sigmoid(1x1([u, r]))        o = BN(3x3(u))
+
+    Args:
+        d_S, d_T: channels of the two maps.
+        m: channels in between.
+        size_T: height and width of the teacher's map; u is resized to it, and passed on so.
+        last: nothing lies deeper, so that there is no r.
+    """
+
+    def __init__(self, d_S: int, d_T: int, m: int, size_T: tuple[int, int], *, last: bool):
+        super().__init__()
+        self.size_T = size_T
+        self.enter = nn.Sequential(nn.Conv2d(d_S, m, 1, bias=False), nn.BatchNorm2d(m))
+        self.attention = None if last else nn.Conv2d(2 * m, 2, 1)
+        self.leave = nn.Sequential(nn.Conv2d(m, d_T, 3, padding=1, bias=False), nn.BatchNorm2d(d_T))
+        for conv in (self.enter[0], self.leave[0]):
+            nn.init.kaiming_uniform_(conv.get_parameter("weight"), a=1)
+
+    def forward(self, f_S: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
+        """o and the residual for the next shallower map."""
+        u = self.enter(f_S)
+        if self.attention is not None and r is not None:
+            r = F.interpolate(r, size=u.shape[-2:], mode="nearest")
+            a_1, a_2 = torch.sigmoid(self.attention(torch.cat([u, r], dim=1))).split(1, dim=1)
+            u = a_1 * u + a_2 * r
+        if u.shape[-2:] != self.size_T:
+            u = F.interpolate(u, size=self.size_T, mode="nearest")
+        return self.leave(u), u
+
+
+class ReviewKD(Method):
+    """`hcl_loss` between the fused maps of the student and the teacher's, summed. The fusions are dropped at inference.
+
+    Reads the student's stages after their activation, the teacher's before it, and both pooled vectors as maps of 1x1.
+
+    Args:
+        mid: largest number of channels inside the fusions; the student's pooled width if that is smaller. The authors use 512, and
+            256 for RN50-MobileNet on ImageNet.
+        warmup: epochs until the full weight, 0 for none: the factor is min((epoch − 1) / warmup, 1), so that the first epoch has
+            none of it. The authors use 20, and 0 on ImageNet.
+
+    Term: `reviewkd`. The authors weigh it 0.6 to 8, by pair, beside 1 for `ce`.
+    """
+
+    name: ClassVar[str] = "reviewkd"
+    paper: ClassVar[str] = "Chen, Liu, Zhao, Jia, 2021"
+    loss: ClassVar[str] = "squared errors over coarser and coarser grids between fused student's and teacher's maps, warmed up"
+    formulae: ClassVar = (Fusion, hcl_loss)
+    reads_logits: ClassVar[bool] = False
+
+    def __init__(self, mid: int = 512, *, warmup: int = 20):
+        super().__init__()
+        self.mid, self.warmup = mid, int(warmup)
+        self.fusions = nn.ModuleList()
+
+    def build(self, student: Side, teacher: Side) -> None:
+        preacts(teacher, "ReviewKD")  # every stage must have one
+        stages = paired_stages(student, teacher)
+        before = [f"{role}.preact" for role in stages]
+        shapes = [(student.map_shape(s)[0], *teacher.map_shape(t)) for s, t in zip(stages, before, strict=True)]
+        d = student.width("pooled")
+        shapes.append((d, teacher.width("pooled"), 1, 1))
+        self.fusions = nn.ModuleList(
+            Fusion(d_S, d_T, min(self.mid, d), (h, w), last=k == len(stages)) for k, (d_S, d_T, h, w) in enumerate(shapes)
+        )
+        self.reads.student = {role: student.taps[role] for role in [*stages, "pooled"]}
+        self.reads.teacher = {role: teacher.taps[role] for role in [*before, "pooled"]}
+
+    def outputs(self, maps_S: Sequence[Tensor]) -> list[Tensor]:
+        """The fused maps of the student, from shallow to deep, in the teacher's shapes; worked out from the deepest on."""
+        found, r = [], None
+        for fusion, f_S in zip(reversed(self.fusions), reversed(maps_S), strict=True):
+            o, r = fusion(f_S, r)
+            found.append(o)
+        return found[::-1]
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        maps_S = [_as_map(view.student[role]) for role in self.reads.student]
+        maps_T = [_as_map(view.teacher[role]) for role in self.reads.teacher]
+        losses = [hcl_loss(o_S, f_T) for o_S, f_T in zip(self.outputs(maps_S), maps_T, strict=True)]
+        factor = min((view.batch.epoch - 1) / self.warmup, 1.0) if self.warmup else 1.0
+        return {"reviewkd": factor * torch.stack(losses).sum()}
+
+
+def _as_map(f: Tensor) -> Tensor:
+    return f if f.ndim == 4 else f[:, :, None, None]

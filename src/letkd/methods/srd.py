@@ -1,0 +1,71 @@
+"""SRD: a linear projector, batch normalisation and a log-sum distance (Miles and Mikolajczyk 2024)."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from letkd.errors import DataError
+from letkd.methods.base import Lessons, Method, Side, View
+
+
+def normalise(p: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+    """Batch normalisation without affine part: N(p) = (p − mean_i p) / √(1/b Σ_i (p − mean_i p)² + 1e-4), per channel."""
+    var, mean = torch.var_mean(p, dim=0, correction=0, keepdim=True)
+    return (p - mean) / (var + 1e-4).sqrt()
+
+
+def srd_loss(r_S: Float[Tensor, "b d"], p_T: Float[Tensor, "b d"], eps: float = 1e-5) -> Float[Tensor, ""]:
+    """L = log( Σ_ij |N(r_S)_ij − N(p_T)_ij|⁴ + ε ): the sum runs over the batch and the channels.
+
+    A shift and a positive factor on a channel have no effect, but for the 1e-4 of N. A factor on the differences only shifts L: its
+    gradient does not shrink as the student gets better.
+
+    Args:
+        r_S: the student's pooled vectors after the projector.
+        p_T: the teacher's pooled vectors.
+        eps: ε, which bounds the logarithm where the two agree.
+    """
+    dtype = torch.promote_types(r_S.dtype, torch.float32)
+    return torch.log((normalise(r_S.to(dtype)) - normalise(p_T.to(dtype))).pow(4).sum() + eps)
+
+
+class SRD(Method):
+    """`srd_loss` on the pooled vectors. The projector is dropped at inference.
+
+    Args:
+        eps: see `srd_loss`.
+
+    The projector has no bias: batch normalisation would remove it. Of several processes each normalises its own part of the
+    batch. Term: `srd`. The authors weigh it 2 beside 1 for `ce` and 1 for `kd` at T = 1.
+    """
+
+    name: ClassVar[str] = "srd"
+    paper: ClassVar[str] = "Miles, Mikolajczyk, 2024"
+    loss: ClassVar[str] = (
+        "logarithm of the summed fourth powers between projected student's and teacher's normalised pooled vectors"
+    )
+    formulae: ClassVar = (normalise, srd_loss)
+    reads_logits: ClassVar[bool] = False
+    projector: nn.Linear
+
+    def __init__(self, eps: float = 1e-5):
+        super().__init__()
+        self.eps = float(eps)
+
+    def build(self, student: Side, teacher: Side) -> None:
+        self.projector = nn.Linear(student.width("pooled"), teacher.width("pooled"), bias=False)
+        self.reads.student["pooled"] = student.taps["pooled"]
+        self.reads.teacher["pooled"] = teacher.taps["pooled"]
+
+    def lessons(self) -> Lessons:
+        return Lessons(vectors=("pooled",))
+
+    def terms(self, view: View) -> dict[str, Tensor]:
+        p_S, p_T = (features["pooled"].flatten(1) for features in (view.student, view.teacher))
+        if len(p_S) < 2:
+            raise DataError("SRD normalises over the batch, and this one has a single image; give every process two or more")
+        with torch.autocast(p_S.device.type, enabled=False):
+            r_S = self.projector(p_S.to(self.projector.weight.dtype))
+        return {"srd": srd_loss(r_S, p_T, self.eps)}

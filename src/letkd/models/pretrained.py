@@ -1,0 +1,158 @@
+"""Folders that transformers' `save_pretrained` wrote: configuration, weights as safetensors, and how images are fed.
+
+transformers loads them itself, from this disk alone: no download, no pickle, no code of the folder's own.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from letkd.errors import CheckpointError
+from letkd.models.extras import import_library, reason
+from letkd.progress import say
+
+PREFIX = "transformers:"
+OWN = "own"  # in the place of a weights file: the network brings its weights itself
+LARGEST_JSON = 10_000_000  # bytes
+
+
+def pretrained_folder(name: str, weights: str | Path) -> Path | None:
+    """The folder that transformers must load, given a network's name and its weights; None if they are an ordinary file.
+
+    Args:
+        weights: the folder, its `model.safetensors`, or `own` for the folder that `transformers:FOLDER` names.
+    """
+    if not name.startswith(PREFIX):
+        return None
+    path = Path(name.removeprefix(PREFIX) if str(weights) == OWN else weights).expanduser()
+    if path.is_dir():
+        return path
+    inside = path.name.startswith("model") and path.suffix == ".safetensors" and (path.parent / "config.json").is_file()
+    return path.parent if inside else None
+
+
+def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False) -> nn.Module:
+    """The classifier in a folder, every weight from there.
+
+    Args:
+        num_classes: how many logits it must give.
+        new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a line names it.
+    """
+    _refuse_what_runs_code(folder)
+    transformers: Any = import_library("transformers", f"{PREFIX}{folder}")
+    try:
+        model, report = transformers.AutoModelForImageClassification.from_pretrained(
+            str(folder),
+            num_labels=num_classes,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # told below, and refused
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"transformers could not load a classifier from {folder}: {reason(error)}; it must hold a config.json and weights as "
+            ".safetensors (pickled weights are not read, and no code of the folder is run)"
+        ) from error
+    other = {key: tuple(shapes) for key, *shapes in report["mismatched_keys"]}
+    fresh = sorted({*report["missing_keys"], *other})
+    heads = {key.rpartition(".")[0] for key in other if _is_head(other[key], num_classes)}
+    if fresh and new_head and {key.rpartition(".")[0] for key in fresh} == heads:
+        say(f"{folder}: its {', '.join(sorted(heads))} has other classes and is trained from the start")
+    elif fresh:
+        shown = ", ".join(
+            f"{key} {list(other[key][0])} for {list(other[key][1])}" if key in other else key for key in fresh[:4]
+        )
+        raise CheckpointError(
+            f"{folder} does not fit {type(model).__name__} with {num_classes} classes: {len(fresh)} weights are missing or of another "
+            f"shape ({shown}{', …' if len(fresh) > 4 else ''}); use a checkpoint of a classifier with the same classes"
+        )
+    if report["unexpected_keys"]:
+        say(
+            f"{folder}: {len(report['unexpected_keys'])} weights are not used ({', '.join(sorted(report['unexpected_keys'])[:4])})"
+        )
+    return model
+
+
+def facts_of_weights(name: str, weights: str | Path) -> dict[str, Any]:
+    """What a folder of transformers says: `num_classes`, `classes`, `mean`, `std`, `size`, as far as it does; {} for anything else."""
+    folder = pretrained_folder(name, weights)
+    if folder is None:
+        return {}
+    table = _read_json(folder / "config.json")
+    labels = table.get("id2label")
+    found: dict[str, Any] = {"num_classes": table.get("num_labels", 2)}  # 2 is transformers' own default
+    if isinstance(labels, Mapping) and labels:
+        found["num_classes"] = len(labels)
+        names = [labels.get(str(k)) for k in range(len(labels))]
+        if names != [f"LABEL_{k}" for k in range(len(labels))]:
+            found["classes"] = names
+    return found | _fed(_read_json(folder / "preprocessor_config.json"))
+
+
+def _fed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Normalisation, where 0 is black and 1 is white, and size, from a `preprocessor_config.json`."""
+    if not table:
+        return {}
+    unit = 255 * table.get("rescale_factor", 1 / 255) if table.get("do_rescale", True) else 255.0
+    normalised = table.get("do_normalize", True) and "image_mean" in table and "image_std" in table
+    mean, std = (table["image_mean"], table["image_std"]) if normalised else ([0.0] * 3, [1.0] * 3)
+    crop = table.get("crop_size") if table.get("do_center_crop") else None
+    size = _side(crop if crop is not None else table.get("size"))
+    try:
+        found: dict[str, Any] = {"mean": [float(m) / unit for m in mean], "std": [float(s) / unit for s in std]}
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise CheckpointError(
+            "a preprocessor_config.json holds a normalisation that is no list of numbers; get it again"
+        ) from None
+    return found | ({"size": size} if size else {})
+
+
+def _side(size: Any) -> list[int] | None:
+    if isinstance(size, Mapping):
+        height = size.get("height", size.get("shortest_edge"))
+        return None if height is None else [height, size.get("width", height)]
+    return [size, size] if isinstance(size, int) else None
+
+
+def _is_head(shapes: tuple[Any, ...], num_classes: int) -> bool:
+    """Whether a weight differs in its number of classes alone: the file's shape, then the model's."""
+    there, here = (tuple(shape) for shape in shapes)
+    return here[0] == num_classes and there[1:] == here[1:]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON table; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise ValueError("too large")
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; get it again") from None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no table; get it again")
+    return table
+
+
+def _refuse_what_runs_code(folder: Path) -> None:
+    """Refuse what makes transformers fetch or run more than its own code: hub kernels, quantisers, adapters."""
+    if (folder / "adapter_config.json").exists():
+        raise CheckpointError(f"{folder} holds an adapter, which is not loaded; merge it into its network and save that")
+    for key, value in _entries(_read_json(folder / "config.json")):
+        if key == "quantization_config" or ("attn_implementation" in key and "/" in str(value)):
+            raise CheckpointError(
+                f"{folder / 'config.json'} asks for {key} = {str(value)[:80]}, which may fetch or run other code; remove the key"
+            )
+
+
+def _entries(table: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, at any depth."""
+    for key, value in table.items() if isinstance(table, Mapping) else ():
+        yield str(key), value
+        yield from _entries(value)

@@ -1,0 +1,48 @@
+"""What a run reads besides its recipe, by fingerprint: a run resumes only with the teacher and the images that it began with."""
+
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from letkd.data import Dataset
+from letkd.distiller import Distiller
+from letkd.errors import RunError
+from letkd.files import write_whole
+from letkd.models.weights import fingerprint
+from letkd.progress import say
+from letkd.runs.folder import RunFolder
+
+
+def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:
+    """Keep the fingerprints of teacher and images in the run folder, or compare with those that it holds.
+
+    Args:
+        force: accept others, and keep their fingerprints from now on.
+    """
+    path = run.inputs
+    now = {name: getattr(data, split).fingerprint() for name, split in SPLITS.items()}
+    if distiller.teacher is not None:
+        now["teacher"] = fingerprint(distiller.teacher)
+    if path.exists():
+        changed = _changed(path, now)
+        if not changed:
+            return
+        if not force:
+            raise RunError(
+                f"{run.path} began with other inputs ({', '.join(changed)}); put them back, choose another folder with --out, or "
+                "resume even so with --force"
+            )
+        say(f"{run.path}: resumes with other inputs than it began with ({', '.join(changed)})")
+    write_whole(path, json.dumps(now, indent=1, sort_keys=True).encode())
+
+
+SPLITS = {"training images": "train", "validation images": "val", "test images": "test"}
+
+
+def _changed(path: Path, now: dict[str, str]) -> list[str]:
+    try:
+        before = TypeAdapter(dict[str, str]).validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return [f"{path.name} is damaged, so what they were is not known"]
+    return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
