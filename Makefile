@@ -15,7 +15,7 @@ demo: $(READY)
 test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them.
+# timm, torchvision, transformers, Optuna, submitit, Ray, MLflow and wandb stay out of the first environment: the core must work, and is tested, without them.
 test-extras: $(EXTRAS)/.ready
 	OMP_NUM_THREADS=1 $(EXTRAS)/bin/python -m pytest -q tests/extras
 
@@ -59,7 +59,7 @@ $(LIGHTNING)/.ready: $(READY)
 
 $(EXTRAS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS)
-	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers]"
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers,search,slurm,ray,wandb,hub]" mlflow psycopg2-binary
 	touch $@
 
 clean:

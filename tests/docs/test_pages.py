@@ -18,7 +18,8 @@ import typer
 import letkd
 from letkd.cli.main import app, main
 from letkd.methods import METHODS
-from letkd.recipes import list_pairs, resolve
+from letkd.recipes import list_pairs, list_rows, resolve
+from letkd.search.space import check_keys, parse_ranges
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -92,6 +93,19 @@ def test_augmentation_and_mixing(tmp_path, monkeypatch):
     assert (recipe.data.augment, recipe.data.mix, recipe.train.label_smoothing) == ("crop+randaugment", "cutmix", 0.1)
 
 
+def test_the_rows_of_a_file_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    follow("experiments.md", monkeypatch, kinds=())
+    assert list_rows("mine.toml") == ["letkd-1", "soft"]
+    (command,) = [words for words in commands("experiments.md") if words[0] == "compare"]
+    recipes = {row: resolve("mine.toml", method=row) for row in command[command.index("--methods") + 1].split(",")}
+    assert recipes["letkd-1"].methods["letkd"]["sites"]["penultimate"]["supervision"]["tau"] == "auto"
+    assert (recipes["soft"].methods["kd"]["T"], recipes["kd"].methods["kd"]["T"]) == (8.0, 4.0)
+    assert command[command.index("--against") + 1] in recipes
+    ranges = [after for words in commands("experiments.md") for word, after in pairwise(words) if word == "--over"]
+    check_keys(parse_ranges(ranges), resolve("digits/tiny/letkd-1"))
+
+
 def test_shipping_in_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = follow("deploy.md", monkeypatch, kinds=("python",))
@@ -126,7 +140,16 @@ def test_commands_exist(page):
 
 def test_commands_are_found():
     assert [page for page in PAGES if commands(page)] == [
-        *("deploy.md", "distributed.md", "faq.md", "index.md", "own-model-and-data.md", "security.md", "speed.md")
+        *(
+            "deploy.md",
+            "distributed.md",
+            "experiments.md",
+            "faq.md",
+            "index.md",
+            "own-model-and-data.md",
+            "security.md",
+            "speed.md",
+        )
     ]
     assert ["train", "digits/tiny/ce", "--quick"] in commands("faq.md")  # behind torchrun
 

@@ -34,6 +34,8 @@ def compare(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
     jobs: o.Jobs = 1,
+    launcher: o.LauncherSpec = None,
+    log: o.Log = None,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
     settings: o.Settings = None,
@@ -43,6 +45,7 @@ def compare(
 ) -> None:
     """Teach the same student by several methods and print one table. Run the same command again to resume."""
     from letkd.recipes import list_pairs, resolve_with_sources
+    from letkd.train.trackers import parse_trackers
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
@@ -66,7 +69,8 @@ def compare(
         teacher_weights=teacher_weights,
         title=f"{pair}: one student, side by side",
         against=against or rows[0],
-        launcher=o.launcher(jobs),
+        launcher=o.launcher(launcher, jobs, folder),
+        log=parse_trackers(log),
     )
 
 
@@ -102,6 +106,7 @@ def show(
     quick: bool = False,
     against: str | None = None,
     launcher: "Launcher | None" = None,
+    log: tuple[str, ...] | None = None,
 ) -> None:
     """Run the comparison, print the table and keep it as `table.md` beside the runs."""
 
@@ -119,6 +124,7 @@ def show(
         teacher_weights=teacher_weights,
         quick=quick,
         launcher=launcher,
+        log=log,
     )
     write_whole(folder / "table.md", as_markdown(rows, against).encode())
     show(as_rich(rows, title, against))

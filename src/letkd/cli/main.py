@@ -23,6 +23,7 @@ from letkd.cli import (
     models,
     predict,
     report,
+    search,
     show,
     taps,
     train,
@@ -48,6 +49,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
 app.command("compare")(compare.compare)
+app.command("search")(search.search)
 app.command("report")(report.report)
 app.command("analyse")(analyse.analyse)
 app.command("methods")(methods.methods)

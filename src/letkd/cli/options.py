@@ -70,6 +70,23 @@ Quick = Annotated[
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
+LauncherSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="local:N|slurm|ray",
+        help="What runs them: processes here, SLURM jobs or a Ray cluster.",
+        show_default=False,
+    ),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Trackers that get the metrics: tensorboard,wandb,mlflow.",
+        show_default="tensorboard, if installed",
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -147,10 +164,14 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
         )
 
 
-def launcher(jobs: int) -> "Launcher | None":
+def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
     """What runs the tasks: this process itself for one job at a time."""
-    from letkd.train.launchers import Local
+    from letkd.train.launchers import Local, launcher_from
 
+    if spec is not None:
+        if jobs > 1:
+            raise RecipeError("--jobs and --launcher both say how runs are started; give one of them")
+        return launcher_from(spec, folder)
     return Local(jobs) if jobs > 1 else None
 
 

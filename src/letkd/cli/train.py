@@ -46,6 +46,7 @@ def train(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
     ] = False,
+    log: o.Log = None,
 ) -> None:
     """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
     recipe = o.recipe_from(
@@ -77,12 +78,14 @@ def train(
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
     from letkd.train.loop import train as run
+    from letkd.train.trackers import parse_trackers
     from letkd.train.trials import run_trials
 
+    how = {"supervision": supervision, "save_minutes": save_every, "force": force, "log": parse_trackers(log)}
     if trials == 1:
-        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]
+        results = [run(recipe, folder, **how)]
     else:
-        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every, force=force)
+        results = run_trials(recipe, folder, trials, jobs=jobs, **how)
     if rank():
         return
     show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))

@@ -19,6 +19,7 @@ from letkd.report.grid import Cell, Grid, as_html
 from letkd.report.opened import Opened
 from letkd.report.page import Book, Section, paragraph, render, text
 from letkd.report.results import by_pair
+from letkd.report.search import INTRODUCTION, search_section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,6 +78,8 @@ def write_report(
                     body += (f"<h3>{text(pair)}</h3>" if len(pairs) > 1 else "") + one
             if body:
                 found.append(Section(key, title, (paragraph(INTRODUCTIONS[key]) if key in INTRODUCTIONS else "") + body))
+    if body := search_section(book, paths, opened):
+        found.insert(1, Section("search", "Search", paragraph(INTRODUCTION) + body))
     found.append(Section("made", "How it was made", _made(groups, opened, out)))
     for folder in (out, files):
         sweep(folder)

@@ -80,6 +80,15 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def trackers(self) -> Path:
+        """What trackers call the run, so that it resumes there, too; see `letkd.train.trackers`."""
+        return self.path / "trackers.json"
+
+    @property
     def last(self) -> Path:
         """Folder of the last two checkpoints; see `letkd.runs.checkpoint`."""
         return self.path / "last"
@@ -174,7 +183,7 @@ class RunFolder:
         with hold(self.path / self.LOCK) as self._lock:
             try:
                 self._must_be_ours()  # again: another process may have begun here in the meantime
-                for folder in (self.last, self.supervision, self.tensorboard):
+                for folder in (self.last, self.supervision, self.tensorboard, self.wandb):
                     refuse_links(folder)
                 for folder in (self.path, self.last):
                     sweep(folder, older=0)

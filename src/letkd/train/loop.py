@@ -1,7 +1,7 @@
 """One training run, from a recipe to a result."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -30,13 +30,13 @@ from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.student import save_student
 from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
-from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.train.inputs import check_inputs
 from letkd.train.launch import launch
 from letkd.train.optim import build_optimizer, set_lr
 from letkd.train.stop import Wish, polite_stop
 from letkd.train.teachers import measure_teacher
+from letkd.train.trackers import tracked
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -63,6 +63,8 @@ def train(
     supervision: str | Path | None = None,
     save_minutes: float = 15.0,
     force: bool = False,
+    log: Sequence[str] | None = None,
+    watch: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
     """Train as the recipe says, in `folder`. An interrupted run resumes; a finished one gives its result, or is extended if the
     recipe now has more epochs and is otherwise the same.
@@ -72,6 +74,9 @@ def train(
             where not given.
         save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
         force: resume although the teacher or the images are others than at the start.
+        log: names of trackers that get every epoch's row; see `letkd.train.trackers`.
+        watch: called with every epoch's row once its checkpoint is written. What it raises ends the run there, before the test split
+            is read.
 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
     was best on the validation split is kept beside it. The test split is read once, at the end.
@@ -99,7 +104,9 @@ def train(
         wait_for_all()
         fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
-            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish).train()
+            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish).train(
+                log, watch or (lambda row: None)
+            )
 
 
 class _Run:
@@ -160,28 +167,24 @@ class _Run:
             say(f"{self.run.path}: goes on after epoch {state.epoch - 1}")
         return state
 
-    def train(self) -> Result:
+    def train(self, log: Sequence[str] | None, watch: Callable[[dict[str, Any]], None]) -> Result:
         state = self.state
         title = f"{self.recipe.title or 'training'}, seed {self.recipe.train.seed}"
         tell = _teller()
         todo = (self.epochs + 1 - state.epoch) * self.steps - state.step
-        with bar(title, todo) as tick, self._board() as show:
+        with bar(title, todo) as tick, tracked(self.run, log, state.epoch) as track:
             while state.epoch <= self.epochs:
                 lr = self._epoch(tick)
                 row = self._row(lr)
                 if self.fabric.is_global_zero:
                     # The row first: one too many is dropped when the run goes on, one too few could not be made up for.
                     self.run.log(row)
-                    show(row)
+                    track(row)
                 tell(state.epoch, self.epochs, row)
                 state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
                 self._save()
+                watch(row)
         return self._finish()
-
-    def _board(self) -> AbstractContextManager[Board]:
-        if self.fabric.is_global_zero:
-            return board(self.run.tensorboard, self.state.epoch)
-        return nullcontext(lambda row: None)
 
     def _epoch(self, tick: Any) -> float:
         state, recipe = self.state, self.recipe
