@@ -53,10 +53,10 @@ class Distiller(nn.Module):
         teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
             another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
         example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
-        images: number of training images; a supervision with K = "auto" needs it.
         criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
             it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
             registered, so its parameters are trained.
+        images: number of training images; a supervision with K = "auto" needs it.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
@@ -89,8 +89,8 @@ class Distiller(nn.Module):
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
         example: Tensor | None = None,
-        images: int | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        images: int | None = None,
         fused: bool = True,
         checks: bool = True,
     ):

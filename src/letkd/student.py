@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 import torch
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, ValidationError, field_validator
 from pydantic import create_model as make
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from letkd.deploy.facts import Count, Facts, Number, checked, table_from_json, wrong_places
+from letkd.deploy.facts import Count, Facts, Input, Number, checked, table_from_json, wrong_places
 from letkd.deploy.fold import FoldedKDLayer
 from letkd.errors import CheckpointError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
@@ -21,6 +21,7 @@ from letkd.models import create_model, list_models, load_weights, save_weights
 from letkd.taps import find_module, graft, replace_module
 
 FORMAT = "letkd-student-2"
+STUDENT = "student.safetensors"  # in a run folder
 HUB_WEIGHTS = "model.safetensors"  # in a folder in the layout of the Hugging Face Hub
 
 # What a method may put into a student: behind a module (or folded there), or a FrozenLinear in the place of the classifier. A file
@@ -54,6 +55,13 @@ class Header(Facts):
     format: Literal["letkd-student-2"]
     model: str = Field(default="", min_length=1, max_length=1000, validate_default=True)
     changes: list[Change]  # pyright: ignore[reportInvalidTypeForm]
+
+    @field_validator("input")
+    @classmethod
+    def _weights_do_not_normalise(cls, value: Input) -> Input:
+        if value != "normalised":
+            raise ValueError("there is no graph that could normalise")
+        return value
 
 
 def save_student(student: nn.Module, path: str | Path, *, model: str, num_classes: int, **facts: Any) -> None:
@@ -116,7 +124,7 @@ def _file_in(path: Path) -> Path:
     """The student file in a folder; a file as it is."""
     if not path.is_dir():
         return path
-    names = ("student.safetensors", HUB_WEIGHTS)
+    names = (STUDENT, HUB_WEIGHTS)
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
         raise CheckpointError(f"{path} holds no student: there is no {' and no '.join(names)} in it")

@@ -15,8 +15,8 @@ from letkd.errors import UnsupportedPair
 from letkd.models import create_model, save_weights
 from letkd.recipes import list_methods, list_pairs, resolve
 from letkd.report.paper import MODERN, paper_result
-from letkd.train import build
-from letkd.train.optim import sgd
+from letkd.train import build, teachers
+from letkd.train.optim import build_optimizer
 
 C = 3
 SIZES = {"digits": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224}
@@ -44,10 +44,7 @@ def test_every_cell_of_a_pair_takes_a_step(pair, tmp_path, monkeypatch):
     weights = tmp_path / "teacher.safetensors"
     save_weights(teacher, weights)
 
-    def network(table, data):
-        return teacher if table.weights else create_model(table.model, num_classes=data.num_classes)
-
-    monkeypatch.setattr(build, "build_network", network)  # one teacher for all rows: it is frozen
+    monkeypatch.setattr(teachers, "create_model", lambda *name, **given: teacher)  # one for all rows: it is frozen
     dashes = []
     for method in rows_for(pair):
         given = {} if method == "teacher" else {"teacher.weights": str(weights)}
@@ -77,7 +74,7 @@ def size_for(pair: str, method: str) -> int:
 def take_a_step(recipe, data: Dataset, folder: Path) -> None:
     distiller = build.build_distiller(recipe, data).train()
     build.fit(distiller, recipe, data, folder)
-    optimizer = sgd(distiller, recipe.optim)
+    optimizer = build_optimizer(distiller, recipe.optim)
     for group in optimizer.param_groups:
         group["lr"] = 1e-6  # with an untrained teacher's features the first phases of AB and FSP would blow up
     phases = [*(phase.weights for phase in recipe.phases), recipe.weights]

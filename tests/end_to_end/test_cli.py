@@ -73,7 +73,13 @@ def test_show_says_where_each_value_comes_from(letkd):
     assert "the paper reports 69.97 ± 0.18 % top-1, mean of 5 trials" in out
     lines = [line for line in out.splitlines() if not line.startswith("#")]
     sources = {line.split(" = ")[0]: line.rpartition("  # ")[2] for line in lines}
-    assert tomllib.loads(out)["train"] == {"epochs": 1, "seed": 7, "precision": "32-true", "steps": 2}
+    assert tomllib.loads(out)["train"] == {
+        "epochs": 1,
+        "seed": 7,
+        "precision": "32-true",
+        "label_smoothing": 0.0,
+        "steps": 2,
+    }
     assert sources["train.seed"] == "--set"
     assert sources["train.epochs"] == "--quick"
     assert sources["optim.gamma"] == "base.toml"
@@ -165,16 +171,19 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
     code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=0", "--out", "own")
     assert code == 0, err
     code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--student-tap", "penultimate=bodi", "--out", "own2")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "Sequential has no module 'bodi'; nearest: " in err
+    assert (code, err.count("\n")) == (2, 2), "the milestones' line, and the error"
+    assert "Sequential has no module 'bodi'; nearest: " in err.splitlines()[-1]
     code, _, err = letkd("eval", "own")
     assert code == 2
     assert "code is not run because a file names it" in err
     assert letkd("eval", "own", "--student", "nets.py:small")[0] == 0
     code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
+    assert code == 0
+    assert "student nets.py:small: no taps named, so those that `letkd taps` proposes: penultimate=0" in err
+    code, _, err = letkd("train", "digits/tiny/fitnet", *given, "--out", "own4")
     assert code == 2
-    assert "has no tap for the role 'penultimate'" in err
-    assert "--student-tap penultimate=module.path" in err
+    assert "has no tap for the role 'stage2'" in err
+    assert "--student-tap stage2=module.path" in err
 
 
 @pytest.mark.parametrize(

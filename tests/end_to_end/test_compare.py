@@ -48,6 +48,7 @@ def recipes(monkeypatch):
         return resolve(pair, method=method, **given)
 
     monkeypatch.setattr(trials, "resolve", with_more)
+    monkeypatch.setattr(trials, "resolve_with_sources", lambda pair, **given: (with_more(pair, **given), {}))
 
 
 def test_one_failing_method_does_not_stop_the_rest(recipes, tmp_path):

@@ -159,3 +159,27 @@ def test_what_networks_get_of_a_tree(letkd, tmp_path):
         assert sentence in out
     code, _, err = letkd("data", "check", "folder", "--root", "tree", "--size", "32", "--resize", "30")
     assert (code, "the cut is larger than what it is cut from" in err) == (2, True)
+
+
+def test_a_tree_of_odd_names(letkd, tmp_path):
+    """New lines, escapes, markup and bytes that are no text: through the check, a run, its evaluation and a prediction."""
+    names = ("new\nline", "\x1b[31mred", "cost_$5_to_$10", "[bold]", "[/]", "\udcff")
+    a_tree(tmp_path / "[/] [red]$x", dict.fromkeys(names, 5), size=(32, 32))
+    data = ["--data", "folder", "--root", "[/] [red]$x"]
+    empty = tmp_path / "[/] [red]$x" / names[0] / "empty.png"
+    empty.write_bytes(b"")
+    code, out, err = letkd("data", "check", "folder", *data[2:], "--workers", 0)
+    assert code == 2
+    assert r"new\nline/empty.png cannot be decoded (the file is empty)" in out
+    assert "folder in [/] [red]$x" in out
+    settings = [word for text in ("data.size=32", "data.workers=0", "data.batch_size=4") for word in ("--set", text)]
+    options = [*data, "--student", "resnet8_tiny", "--method", "ce", "--quick", *settings]
+    code, _, err = letkd("train", *options, "--set", "data.corrupt=skip", "--out", "[/]run")
+    assert code == 0, err
+    code, out, err = letkd("eval", "[/]run")
+    assert code == 0, err
+    assert "[/]run" in out
+    code, out, err = letkd("predict", "[/]run/student.safetensors", tmp_path / "[/] [red]$x" / names[1], "--top", 6)
+    assert code == 0, err
+    for name in (r"new\nline", r"\x1b[31mred", "cost_$5_to_$10", "[bold]", "[/]", r"\udcff"):
+        assert name in out

@@ -50,6 +50,7 @@ def same(one: Path, two: Path) -> None:
     for name in ("student.safetensors", "last/checkpoint.safetensors"):
         a, b = (read_state_dict(run / name) for run in (one, two))
         assert [key for key in a if not torch.equal(a[key], b[key])] == []
+    assert (one / "student.safetensors").read_bytes() == (two / "student.safetensors").read_bytes()
     a, b = ({path.name: read_state_dict(path) for path in (run / "supervision").glob("*.safetensors")} for run in (one, two))
     assert a.keys() == b.keys()
     for name in a:

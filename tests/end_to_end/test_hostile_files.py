@@ -108,9 +108,9 @@ def test_onnx_files(letkd, mark, tmp_path, name):
     mark.write_bytes(bytes(4))
     (tmp_path / "secret").write_bytes(bytes(4))
     (tmp_path / "x.onnx").write_bytes(hostile.ONNX[name](mark))
-    verbs = {
-        key: [*words, "--timeout", "2"] if words[0] in ("predict", "eval") else words for key, words in MODEL_VERBS.items()
-    }
+    verbs = dict(MODEL_VERBS)
+    if name == "an endless loop":
+        verbs["predict"] = [*verbs["predict"], "--timeout", "2"]
     # `eval` stops at the classes of the data before it runs the file.
     refused(letkd, tmp_path / "x.onnx", mark, verbs)
 
@@ -152,6 +152,7 @@ FALSE = {
     "a huge size": {"size": [10**6, 10**6]},
     "a resize of text": {"resize": "some"},
     "an input that is none": {"input": ["uint8"]},
+    "an input that weights alone cannot take": {"input": "uint8"},
     "an axis that is none": {"dynamic": [[]]},
 }
 
@@ -161,6 +162,15 @@ def test_student_files(letkd, mark, tmp_path, name):
     (tmp_path / "evil.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\ndef net(): ...\n")
     student_file(tmp_path / "x.safetensors", **FALSE[name])
     refused(letkd, tmp_path / "x.safetensors", mark, MODEL_VERBS)
+
+
+def test_a_size_that_the_network_cannot_take(letkd, tmp_path):
+    facts = {"mean": [0, 0, 0], "std": [1, 1, 1], "size": [2, 2]}
+    save_student(create_model("vgg8", num_classes=3), tmp_path / "x.safetensors", model="vgg8", num_classes=3, **facts)
+    Image.new("RGB", (8, 8)).save("image.png")
+    code, _, err = letkd("predict", "x.safetensors", "image.png", "--format", "csv")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert "x.safetensors does not run on images of [1, 3, 2, 2]" in err
 
 
 def test_weights_that_are_not_numbers(letkd, mark, tmp_path):
@@ -187,14 +197,16 @@ def test_logits_that_are_not_numbers(letkd, tmp_path):
 # ------------------------------------------------------------------------------------------------ a process of its own
 
 COMMAND = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 import letkd.deploy.process as process
 from letkd.cli.main import main
-begin = process.ModelProcess.__init__
-def told(self, *arguments):
-    begin(self, *arguments)
+run = process.ModelProcess.__call__
+def told(self, images):
     print(self.child.pid, flush=True)
-process.ModelProcess.__init__ = told
+    return run(self, images)
+process.ModelProcess.__call__ = told
 sys.argv = ["letkd", "predict", "x.onnx", "image.png"]
 main()
 """
@@ -235,7 +247,8 @@ def test_an_endless_loop_ends_with_its_command(tmp_path, number, code):
 
 def test_an_endless_loop_ends_in_time(tmp_path):
     (tmp_path / "x.onnx").write_bytes(hostile.endless_onnx())
-    process = ModelProcess(tmp_path / "x.onnx", 1.0)
+    process = ModelProcess(tmp_path / "x.onnx")
+    process.seconds = 1.0
     with pytest.raises(
         CheckpointError, match=r"x\.onnx gave no answer within 1 seconds and was stopped; allow more with --timeout"
     ):

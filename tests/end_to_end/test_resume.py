@@ -312,7 +312,7 @@ def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monk
         other = replace(data.train, images=data.train.images.flip(0))
         monkeypatch.setattr(loop, "read_data", lambda recipe: replace(data, train=other))
     names = "inputs.json is damaged, so what they were is not known" if change == "damage" else change
-    with pytest.raises(RunError, match=rf"began with other inputs \({names}\); put back .* resume even so with --force"):
+    with pytest.raises(RunError, match=rf"began with other inputs \({names}\); put them back, .* resume even so with --force"):
         loop.train(recipe, tmp_path / "run")
     said()
     loop.train(recipe, tmp_path / "run", force=True)

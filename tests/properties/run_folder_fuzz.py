@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 import letkd.train.loop as loop
 from letkd.cli.main import main
-from letkd.errors import Stopped
+from letkd.errors import RESUME_ME, Stopped
 from letkd.models.weights import checksum
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
@@ -400,6 +400,8 @@ def main_of_script(cases: int, seed: int) -> int:
         ground = make_ground(Path(folder))
         for number in range(seed, seed + cases):
             case = run_case(ground, number)
+            if case.code == RESUME_ME:
+                sys.exit("stopped")
             ends[case.verb, case.outcome] += 1
             files[case.name.partition("/")[2], case.outcome] += 1
             if (number + 1) % 250 == 0:

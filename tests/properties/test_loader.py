@@ -330,5 +330,5 @@ def test_a_second_view_drawn_like_the_first_is_of_the_same_images_and_another():
 
 
 def test_fixed_views_and_a_second_view_are_refused():
-    with pytest.raises(DataError, match="fixed views and a second view"):
+    with pytest.raises(DataError, match="a second view and fixed views"):
         batches(8, 4, views=2, second=Augment())

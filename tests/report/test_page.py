@@ -71,7 +71,7 @@ def test_the_table_says_what_the_results_say(browser, page, runs):
         last = [result["last_test"] for result in results]
         assert row[1] == f"{statistics.mean(last):.2f} ± {statistics.stdev(last):.2f}"
         assert row[2] == "2"
-        assert row[5] == f"{results[0]['parameters']:,}"
+        assert row[6] == f"{results[0]['parameters']:,}"
     assert browser.run("document.querySelectorAll('#results tbody strong').length") >= 1
 
 

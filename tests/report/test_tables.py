@@ -100,7 +100,7 @@ def test_numbers_that_are_not_the_papers_name_their_source_and_mark(tmp_path):
     assert "| KD-LS | 71.00 (1) (published 71.43, best test epoch) |" in text
     assert "| DIST | **71.50 (1)** (published 71.75 ± 0.30) |" in text
     grid = detail(PAIR, groups, {})
-    assert [(row[4].text, row[4].below) for row in grid.rows] == [("71.43", "best test epoch"), ("71.75 ± 0.30", "")]
+    assert [(row[5].text, row[5].below) for row in grid.rows] == [("71.43", "best test epoch"), ("71.75 ± 0.30", "")]
     source = "README of sunshangquan/logit-standardization-KD"
     assert f"KD-LS: 71.43 is no number of the paper; published in: {source}." in grid.notes
     rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))

@@ -251,7 +251,7 @@ def test_an_exported_student_trains_on():
 
 def test_what_is_fitted_is_told(said):
     a_distiller(quest(6)).fit(a_stream())
-    facts = r"\(pixels seen 384, pixels clustered 384, mean of largest label at tau 1 0\.\d+, "
+    facts = r"\(pixels seen 384, pixels clustered 384, mean of largest label at tau 1 0\.\d+, mean perplexity \d[\d.]*, "
     facts += r"labels a pixel above 1e-07 of it \d[\d.]*, mass of the others [\d.e-]+\)"
     told = rf"fitted KMeansSupervision\(K=6, tau=1\) at penultimate {facts}\n"
     assert re.fullmatch(told, said())

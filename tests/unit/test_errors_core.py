@@ -191,7 +191,8 @@ def test_conv_supervision_alone_does_not_know_its_K():
 def test_k_larger_than_the_pixels_seen():
     distiller = build(quest(500))
     with pytest.raises(
-        FitError, match=r"K-means at 'penultimate' wants K=500 centres and saw 384 pixels; choose a smaller K or more images"
+        FitError,
+        match=r"K-means at 'penultimate' wants K=500 centres and saw 384 pixels; choose a smaller K, such as 8, or more images",
     ):
         distiller.fit(a_stream())
     with pytest.raises(FitError, match=r"saw 0 pixels"):

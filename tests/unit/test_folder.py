@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from letkd.data import Augment, CropFlip, FileSplit, Loader, ResizedCropFlip, RotateFlip, Split, load_data
+from letkd.data.check import check_data
 from letkd.data.listing import check_files
 from letkd.data.pictures import as_tensor, centred, read_picture
 from letkd.data.workers import in_workers
@@ -251,6 +252,32 @@ def test_hidden_files_deep_folders_odd_names_and_capital_suffixes(tmp_path, said
     spoil(root / "ant" / "na\u00efve \udcff\n.png")
     ((_, told),) = check_files(root, [b"ant/na\xc3\xafve \xff\n.png"], workers=1, description="")[0].items()
     told.encode()
+
+
+def test_links_that_lead_nowhere_or_in_circles_are_named(tree):
+    """As files that cannot be decoded: refused where they are read, listed by a check, left out with corrupt=skip."""
+    (tree / "circle").symlink_to("circle")
+    (tree / "ant" / "loop.png").symlink_to("loop.png")
+    (tree / "ant" / "gone.png").symlink_to("nowhere")
+    (tree / "ant" / "up").symlink_to("..")
+    os.mkfifo(tree / "ant" / "pipe.png")
+    data = load_data("folder", root=tree, val=0.0, size=16)
+    assert data.classes == ("ant", "bee", "cat")
+    assert len(data.train) + len(data.test) == 22
+    (part,) = check_data("folder", tree)
+    assert len(part.wrong) == 2
+    assert "ant/gone.png cannot be decoded (" in part.wrong[0]
+    assert "ant/loop.png cannot be decoded (" in part.wrong[1]
+    skipped = load_data("folder", root=tree, val=0.0, size=16, corrupt="skip")
+    assert len(skipped.train) + len(skipped.test) == 20
+
+
+def test_class_names_can_be_printed(tmp_path):
+    names = ["a\nb", "a\x1b[31m", "cost_$5_to_$10", "na\u00efve", "[bold]", "\udcff"]
+    data = load_data("folder", root=a_tree(tmp_path / "tree", dict.fromkeys(names, 5)), val=0.0)
+    expected = ["[bold]", r"a\n" + "b", r"a\x1b[31m", "cost_$5_to_$10", "na\u00efve", r"\udcff"]  # in the order of their bytes
+    assert list(data.classes) == expected
+    assert all(len(data.train.subset(data.train.labels == c)) == 4 for c in range(6))
 
 
 @pytest.mark.parametrize(

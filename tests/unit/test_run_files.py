@@ -173,7 +173,7 @@ def test_predictions_carry_a_checksum_and_fit_their_classes(tmp_path):
             Predictions.load(path, 3)
 
 
-def test_a_checkpoint_that_is_damaged_or_not_finite_is_not_looked_into(tmp_path):
+def test_a_checkpoint_that_is_damaged_or_not_finite_is_not_looked_into(tmp_path, monkeypatch):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     save_checkpoint(tmp_path, module, optimizer, {"epoch": 1})
@@ -185,6 +185,7 @@ def test_a_checkpoint_that_is_damaged_or_not_finite_is_not_looked_into(tmp_path)
         load_trained(module, tmp_path)
     module[1].running_mean.fill_(float("nan"))
     path.unlink()
+    monkeypatch.setattr("letkd.runs.checkpoint.check_finite", lambda *args: None)  # as others might write it
     save_checkpoint(tmp_path, module, optimizer, {"epoch": 1})
     with pytest.raises(CheckpointError, match=r"holds NaN or infinity in '1\.running_mean'"):
         load_trained(module, tmp_path)
@@ -343,10 +344,14 @@ def test_an_empty_test_split_is_told_before_anything_is_written(tmp_path, monkey
 
 
 def test_the_student_is_there_before_it_is_evaluated(tmp_path, monkeypatch):
-    def fail(*values, **more):
-        raise KeyboardInterrupt
+    judge = loop.judge
 
-    monkeypatch.setattr(loop, "judge", fail)
+    def fail_on_test(*values, description, **more):
+        if "test" in description:
+            raise KeyboardInterrupt
+        return judge(*values, description=description, **more)
+
+    monkeypatch.setattr(loop, "judge", fail_on_test)
     with pytest.raises(KeyboardInterrupt):
         loop.train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "run")
     assert letkd.load_student(tmp_path / "run" / "student.safetensors")
@@ -396,14 +401,15 @@ def test_the_report_advises_an_option_that_it_has(tmp_path):
 
 def test_class_names_of_any_kind_reach_the_page(tmp_path):
     run = a_run(tmp_path / "run")
-    header = {"format": FORMAT, "model": "resnet8_tiny", "num_classes": 2, "changes": [], "classes": ["\ud800", NAME]}
+    header = {"format": FORMAT, "model": "resnet8_tiny", "num_classes": 2, "changes": [], "classes": ["?", NAME]}
     save_file({"w": torch.zeros(1)}, run.student, metadata={"letkd": json.dumps(header)})
     (group,) = find_groups([run.path])
     assert Opened().classes(group.runs[0]) == ("?", NAME)
-    header["classes"] = 5
-    save_file({"w": torch.zeros(1)}, run.student, metadata={"letkd": json.dumps(header)})
-    with pytest.raises(CheckpointError, match="what it says of its classes cannot be true"):
-        Opened().classes(group.runs[0])
+    for wrong in (["\ud800", NAME], 5):
+        header["classes"] = wrong
+        save_file({"w": torch.zeros(1)}, run.student, metadata={"letkd": json.dumps(header)})
+        with pytest.raises(CheckpointError, match="its header is wrong at classes"):
+            Opened().classes(group.runs[0])
 
 
 # ------------------------------------------------------------------------------------------------ names and paths
@@ -463,6 +469,8 @@ def test_no_file_of_a_run_folder_is_named_outside_its_class():
             continue
         tree = ast.parse(path.read_text())
         found = [f"{path.name}:{node.lineno}: {node.value!r}" for node in literals(tree) if NAMES.search(node.value)]
+        if path == SRC / "student.py":
+            found.remove(next(name for name in found if name.endswith("'student.safetensors'")))  # its own name, STUDENT
         parts = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)]
         found += [
             f"{path.name}:{part.lineno}: {part.value!r}"

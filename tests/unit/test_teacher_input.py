@@ -97,7 +97,7 @@ def test_other_classes_are_refused_by_methods_that_read_logits_alone():
 
 def test_fits_and_cached_views_of_another_input_are_not_reused(tmp_path, said):
     seen = TeacherInput(HALF, HALF, MEAN, STD)
-    for options, says in [({}, ""), ({"teacher_input": seen}, "made for another tap"), ({"teacher_input": seen}, "reused")]:
+    for options, says in [({}, ""), ({"teacher_input": seen}, "exist for other tap"), ({"teacher_input": seen}, "reused")]:
         a_distiller(letkd1(6), **options).fit(a_stream(), folder=tmp_path, data="these")
         assert says in said()
     pictures = torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8)

@@ -76,8 +76,10 @@ def export(
     if to == "hub-folder":
         from letkd.deploy.hub import write_hub_folder
 
-        if int8 or takes == "uint8":
-            raise ExportError("--to hub-folder holds weights and no graph: leave --int8 and --input out, or say --to onnx")
+        if int8 or takes == "uint8" or any(value is not None for value in graph.values()):
+            raise ExportError(
+                "--to hub-folder holds weights and no graph: leave --int8, --input, --opset, --batch and --size out, or say --to onnx"
+            )
         if prune is not None:
             source = _pruned(source, prune, tolerance)
         shipment = write_hub_folder(source, out, fold=fold, licence=licence)

@@ -103,6 +103,6 @@ def _sums(root: Path | None, known: dict[str, str]) -> Iterable[str]:
     with bar("checksums", len(there)) as tick:
         for name, path in there.items():
             if path is not None and (found := md5_of(path)) != known[name]:
-                wrong.append(f"{path} has the MD5 {found}, not the published {known[name]}: download it again")
+                wrong.append(f"{shown(path)} has the MD5 {found}, not the published {known[name]}: download it again")
             tick()
     return wrong

@@ -113,7 +113,9 @@ def _read(name: str, layouts: tuple[Layout, ...], root: Path | None, classes: tu
             parts[file] = _python(where, content, layout.label_key, len(classes))
     missing = [file for file in (*layout.train, layout.test) if file not in parts]
     if missing:
-        raise DataError(f"{place} lacks {', '.join(missing)} of {name}; download {layout.archive} again: it holds all files")
+        raise DataError(
+            f"{shown(place)} lacks {', '.join(missing)} of {name}; download {layout.archive} again: it holds all files"
+        )
     train = _split([parts[file] for file in layout.train])
     test = _split([parts[layout.test]])
     return Dataset(name, train, train.subset(torch.arange(0)), test, classes=classes, mean=MEAN, std=STD, flip=True)
@@ -134,7 +136,7 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
     if root is None:
         raise DataError(f"{name} is read from its official files, and no folder was named; {get}")
     if not root.exists():
-        raise DataError(f"{name} was asked from {root}, which does not exist; {get}")
+        raise DataError(f"{name} was asked from {shown(root)}, which does not exist; {get}")
     for layout in layouts:
         for folder in (root, root / layout.folder):
             if any((folder / file).is_file() for file in (*layout.train, layout.test)):
@@ -143,7 +145,7 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
         for archive in (root, root / layout.archive):
             if archive.name == layout.archive and archive.is_file():
                 return layout, archive
-    raise DataError(f"{name} was asked from {root}, which holds neither its files nor its archive; {get}")
+    raise DataError(f"{name} was asked from {shown(root)}, which holds neither its files nor its archive; {get}")
 
 
 def _contents(layout: Layout, place: Path) -> Iterator[tuple[str, str, bytes]]:
@@ -223,11 +225,11 @@ def _class_names(layout: Layout, where: str, content: bytes, C: int) -> tuple[st
             raise DataError(f"{where} has {_keys(meta)}, not the list {layout.name_key!r}: it is no CIFAR file")
     else:
         found = content.split()
-    names = tuple(as_text(name) for name in found if isinstance(name, (bytes, str)))
+    names = tuple(shown(as_text(name)) for name in found if isinstance(name, (bytes, str)))
     if len(names) != C:
         raise DataError(f"{where} has {len(names)} class names for {C} classes; download it again or delete it")
     return names
 
 
 def _keys(batch: dict[str, Any]) -> str:
-    return f"the entries {', '.join(map(repr, list(batch)[:8]))}" if batch else "no entries"
+    return f"the entries {', '.join(f'{key!r:.60}' for key in list(batch)[:8])}" if batch else "no entries"

@@ -6,6 +6,7 @@ import torch
 
 from letkd.data.base import Dataset, Reading, reader, stratified
 from letkd.data.listing import Listing, as_splits, list_classes
+from letkd.data.pictures import shown
 from letkd.errors import DataError
 from letkd.progress import say
 
@@ -22,7 +23,7 @@ def need_folder(name: str, root: Path | None, what: str) -> Path:
         raise DataError(f"{name} is read from {what}, and no folder was named; name it with --root FOLDER (root= in Python)")
     if not root.is_dir():
         raise DataError(
-            f"{name} was asked from {root}, which is {'no folder' if root.exists() else 'not there'}; it is read from {what}"
+            f"{name} was asked from {shown(root)}, which is {'no folder' if root.exists() else 'not there'}; it is read from {what}"
         )
     return root
 
@@ -34,7 +35,7 @@ def list_tree(root: Path) -> dict[str, Listing]:
     parts = {part: list_classes(root, root / part) for part in ("train", "val", "test") if (root / part).is_dir()}
     if "test" not in parts and "val" in parts:
         parts["test"] = parts.pop("val")
-        say(f"{root}: no test folder, so val is the test split, as with ImageNet")
+        say(f"{shown(root)}: no test folder, so val is the test split, as with ImageNet")
     return parts
 
 
@@ -48,7 +49,7 @@ def read_folder(root: Path | None, reading: Reading) -> Dataset:
         mask = stratified(train.labels, lambda n: min(int(TEST_SHARE * n + 0.5), n - 1), seed=(0, 0))
         train, splits["test"] = train.subset(~mask), train.subset(mask)
         say(
-            f"{root}: no test folder, so {int(mask.sum()):,} images, a fifth of each class and always the same, are the test split"
+            f"{shown(root)}: no test folder, so {int(mask.sum()):,} images, a fifth of each class and always the same, are the test split"
         )
     val = splits.get("val", train.subset(torch.arange(0)))
     return Dataset("folder", train, val, splits["test"], classes=classes, mean=MEAN, std=STD, flip=True)

@@ -8,6 +8,7 @@ import torch
 from letkd.data.base import Dataset, Reading, reader
 from letkd.data.folder import MEAN, SIZE, STD, need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
+from letkd.data.pictures import shown
 from letkd.data.wordnet import list_flat, named, read_words
 from letkd.errors import DataError
 
@@ -24,7 +25,7 @@ def list_imagenet(root: Path | None) -> tuple[Path, dict[str, Listing], dict[str
     root = need_folder("imagenet", root, WHAT)
     for part in ("train", "val"):
         if not (root / part).is_dir():
-            raise DataError(f"imagenet was asked from {root}, which has no folder {part}; it is read from {WHAT}")
+            raise DataError(f"imagenet was asked from {shown(root)}, which has no folder {part}; it is read from {WHAT}")
     kit = next((folder for folder in (root / DEVKIT / "data", root / "data", root) if (folder / TRUTH).is_file()), None)
     synsets = {} if kit is None else _synsets(kit / "meta.mat")
     words = {wnid: names.split(",")[0] for wnid, names in synsets.values()} or read_words(root / "words.txt")
@@ -32,7 +33,7 @@ def list_imagenet(root: Path | None) -> tuple[Path, dict[str, Listing], dict[str
         val = list_classes(root, root / "val")
     elif kit is None:
         raise DataError(
-            f"{root / 'val'} has no class folders, and {DEVKIT} with {TRUTH} is not in {root}; imagenet is read from {WHAT}"
+            f"{shown(root / 'val')} has no class folders, and {DEVKIT} with {TRUTH} is not in {shown(root)}; imagenet is read from {WHAT}"
         )
     else:
         val = _list_val(root, kit / TRUTH, synsets)
@@ -48,7 +49,7 @@ def _synsets(path: Path) -> dict[int, tuple[str, str]]:
         rows = zip(table["ILSVRC2012_ID"], table["WNID"], table["words"], strict=True)
         return {int(number): (str(wnid), str(words)) for number, wnid, words in rows}
     except Exception as error:  # a damaged file can fail in any way at all
-        raise DataError(f"{path} is not the meta.mat of {DEVKIT} ({error}); unpack it again") from None
+        raise DataError(f"{shown(path)} is not the meta.mat of {DEVKIT} ({shown(str(error)[:200])}); unpack it again") from None
 
 
 def _list_val(root: Path, truth: Path, synsets: dict[int, tuple[str, str]]) -> Listing:
@@ -56,7 +57,9 @@ def _list_val(root: Path, truth: Path, synsets: dict[int, tuple[str, str]]) -> L
     owners = {}
     for k, line in enumerate(truth.read_text("utf-8", "replace").split(), start=1):
         if not line.isdecimal() or int(line) not in synsets:
-            raise DataError(f"line {k} of {truth} is {line[:20]!r}, which is no class of meta.mat: unpack {DEVKIT} again")
+            raise DataError(
+                f"line {k} of {shown(truth)} is {line[:20]!r}, which is no class of meta.mat: unpack {DEVKIT} again"
+            )
         owners[f"ILSVRC2012_val_{k:08d}.JPEG"] = synsets[int(line)][0]
     return list_flat(root, root / "val", owners, truth.name)
 

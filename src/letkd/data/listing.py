@@ -1,7 +1,9 @@
 """Which image files lie under a folder, and of which class each is."""
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +67,7 @@ def list_classes(root: Path, folder: Path) -> Listing:
     """
     classes, strays = [], []
     for entry in sorted(_entries(folder), key=lambda entry: os.fsencode(entry.name)):
-        if entry.is_dir():
+        if _leads_to_folder(entry):
             classes.append(entry.name)
         else:
             strays.append(entry.name)
@@ -93,12 +95,25 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise DataError(f"the folder {shown(folder)} cannot be read ({error.strerror})") from error
 
 
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link that leads in a circle
+        return entry.is_dir()
+    return False
+
+
 def _files(folder: Path) -> Iterator[tuple[bytes, int]]:
+    """Files with their lengths; a link that leads nowhere counts as one of no length, so that it is named when it is read."""
     for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False):  # a link to a folder may lead in a circle
             yield from _files(Path(entry.path))
-        elif entry.is_file():
-            yield os.fsencode(entry.path), entry.stat().st_size
+            continue
+        try:
+            status = entry.stat()
+        except OSError:
+            yield os.fsencode(entry.path), 0
+            continue
+        if stat.S_ISREG(status.st_mode):
+            yield os.fsencode(entry.path), status.st_size
 
 
 def check_files(
@@ -131,7 +146,7 @@ def _check(root: Path, paths: Sequence[bytes]) -> list[str | tuple[int, int]]:
 
 
 def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tuple[tuple[str, ...], dict[str, FileSplit]]:
-    """The classes of `parts["train"]`, and every part as a split with labels in their order.
+    """The classes of `parts["train"]` as they can be printed, and every part as a split with labels in their order.
 
     Args:
         reading: with a size.
@@ -178,7 +193,7 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
             resize=reading.resize,
             workers=reading.workers,
         )
-    return classes, splits
+    return tuple(map(shown, classes)), splits
 
 
 def _whole(name: str, part: str, listing: Listing, workers: int) -> Listing:

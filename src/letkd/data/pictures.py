@@ -55,7 +55,10 @@ def read_picture(path: Path) -> Image.Image:
                     raise ValueError(f"{w}x{h} pixels: one side is more than {LONGEST} times the other")
                 return _upright(picture, _rgb(picture))
     except Exception as error:  # bytes that are no image can fail in any way at all
-        why = "it is no image of a kind that is read here" if isinstance(error, Image.UnidentifiedImageError) else error
+        why = error
+        if isinstance(error, Image.UnidentifiedImageError):
+            empty = os.path.getsize(path) == 0
+            why = "the file is empty" if empty else "it is no image of a kind that is read here"
         raise DataError(f"{shown(path)} cannot be decoded ({shown(str(why)[:300])})") from None
 
 

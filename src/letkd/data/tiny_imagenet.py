@@ -8,6 +8,7 @@ import torch
 from letkd.data.base import Dataset, Reading, reader
 from letkd.data.folder import need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
+from letkd.data.pictures import shown
 from letkd.data.wordnet import list_flat, named, read_words
 from letkd.errors import DataError
 
@@ -25,7 +26,7 @@ def list_tiny_imagenet(root: Path | None) -> tuple[Path, dict[str, Listing]]:
     home = root / FOLDER if (root / FOLDER / "train").is_dir() else root
     for part in ("train", "val"):
         if not (home / part).is_dir():
-            raise DataError(f"tiny-imagenet was asked from {root}, which has no folder {part}; it is read from {what}")
+            raise DataError(f"tiny-imagenet was asked from {shown(root)}, which has no folder {part}; it is read from {what}")
     train = list_classes(home, home / "train")
     train = replace(train, foreign=tuple(name for name in train.foreign if not name.endswith("_boxes.txt")))  # theirs
     return home, {"train": train, "test": _list_val(home)}
@@ -40,7 +41,9 @@ def _list_val(home: Path) -> Listing:
     for k, line in enumerate(notes.read_text("utf-8", "replace").splitlines(), start=1):
         fields = line.split("\t")
         if len(fields) < 2 or "/" in fields[0] or fields[0] in ("", ".", ".."):
-            raise DataError(f"line {k} of {notes} is no file name and class with a tab between: unpack {FOLDER}.zip again")
+            raise DataError(
+                f"line {k} of {shown(notes)} is no file name and class with a tab between: unpack {FOLDER}.zip again"
+            )
         owners[fields[0]] = fields[1]
     return list_flat(home, home / "val" / "images", owners, notes.name)
 

@@ -19,7 +19,7 @@ def read_words(path: Path) -> dict[str, str]:
 
 def named(wnids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
     """A name for each id, with the id beside it where two have the same (there are two cranes)."""
-    names = [words.get(wnid, wnid) for wnid in wnids]
+    names = [shown(words.get(wnid, wnid)) for wnid in wnids]
     return tuple(name if names.count(name) == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
 
 
@@ -36,7 +36,7 @@ def list_flat(root: Path, folder: Path, owners: Mapping[str, str], where: str) -
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise DataError(
-            f"{shown(folder)} lacks {len(missing):,} of the {len(names):,} images of {where}, {missing[0]} first: unpack it again"
+            f"{shown(folder)} lacks {len(missing):,} of the {len(names):,} images of {where}, {shown(missing[0])} first: unpack it again"
         )
     return Listing(
         root,

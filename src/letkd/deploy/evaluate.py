@@ -34,7 +34,7 @@ def evaluate_runner(runner: Runner, split: AnySplit, *, description: str = "eval
 
     def batches() -> Iterator[Batch]:
         for index, images in zip(parts, split.read([(part, ()) for part in parts], Augment()), strict=True):
-            yield Batch(images, split.labels[index], index)
+            yield Batch(images.float(), split.labels[index], index)
 
     return evaluate(_OfFloats(runner), batches(), description=description)
 
@@ -51,7 +51,7 @@ def evaluate_file(
     if data is None:
         raise RunError(f"{path} does not say what it was trained on: name the data set with --data")
     facts = runner.facts
-    reading = {"size": facts.size[0], "resize": facts.resize} if data == "folder" and facts.size else {}
+    reading = {"size": facts.size, "resize": facts.resize} if data == "folder" and facts.size else {}
     images = load_data(data, root=root, **reading)
     _must_be_the_same_classes(path, facts, images.name, images.classes, images.num_classes)
     part = getattr(images, split)

@@ -68,7 +68,19 @@ def _filled(images: Tensor, n: int) -> Tensor:
 def student_runner(student: nn.Module, facts: Facts, name: object = "the student") -> Runner:
     """A student in memory."""
     student.eval()
-    return Runner(lambda x: as_logits(student(x), student), facts, name)
+
+    def run(x: Tensor) -> Tensor:
+        try:
+            return as_logits(student(x), student)
+        except RuntimeError as error:  # torch's only class for wrong shapes
+            if "memory" in str(error):
+                raise
+            why = (str(error).splitlines() or [""])[0]
+            raise CheckpointError(
+                f"{name} does not run on images of {list(x.shape)} ({why}); check the size it says"
+            ) from error
+
+    return Runner(run, facts, name)
 
 
 def program_runner(content: bytes, path: object) -> Runner:

@@ -73,15 +73,13 @@ class QUEST(Method):
         return log_partition(view.student[role], self._omega[role].kernels())
 
     def _student_role(self, role: str) -> str:
-        """Where the student's map is read that the templates match."""
-        return role
+        return role  # of the student's map that the templates match
 
     def _teacher_role(self, role: str) -> str:
         return role + self.sites[role].supervision.reads
 
     def _f_T(self, role: str, view: View, x: Tensor) -> Tensor:
-        """The teacher's map at a site, of the size of the student's."""
-        return pool_to(view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1]), role)
+        return pool_to(view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1]), role)  # as large as the student's
 
     def fittings(self) -> dict[str, Fitting]:
         return {

@@ -110,9 +110,8 @@ class ReviewKD(Method):
         return found[::-1]
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        maps_S = [_as_map(view.student[role]) for role in self.reads.student]
-        maps_T = [_as_map(view.teacher[role]) for role in self.reads.teacher]
-        losses = [hcl_loss(o_S, f_T) for o_S, f_T in zip(self.outputs(maps_S), maps_T, strict=True)]
+        o_S = self.outputs([_as_map(view.student[role]) for role in self.reads.student])
+        losses = [hcl_loss(o, _as_map(view.teacher[role])) for o, role in zip(o_S, self.reads.teacher, strict=True)]
         factor = min((view.batch.epoch - 1) / self.warmup, 1.0) if self.warmup else 1.0
         return {"reviewkd": factor * torch.stack(losses).sum()}
 

@@ -63,8 +63,7 @@ class FrozenLinear(nn.Linear):
     def copy_of(cls, linear: nn.Linear, order: tuple[int, ...] | None = None) -> "FrozenLinear":
         """The same weights, in memory of its own; its classes in another order, if one is given."""
         copy = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
-        state = linear.state_dict()
-        copy.load_state_dict(state if order is None else {name: rows[list(order)] for name, rows in state.items()})
+        copy.load_state_dict({name: value[list(order or range(len(value)))] for name, value in linear.state_dict().items()})
         return copy
 
     def settings(self) -> dict[str, Any]:

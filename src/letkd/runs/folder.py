@@ -24,6 +24,7 @@ from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
+from letkd.student import STUDENT
 
 LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
 Tell = Callable[[str], object]
@@ -96,7 +97,7 @@ class RunFolder:
     @property
     def student(self) -> Path:
         """The trained student; see `letkd.student`."""
-        return self.path / "student.safetensors"
+        return self.path / STUDENT
 
     @property
     def predictions(self) -> Path:
@@ -282,7 +283,7 @@ class RunFolder:
     def _read(self, path: Path, kind: TypeAdapter, advice: str) -> Any:
         try:
             return kind.validate_json(read_plain(path), strict=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise RunError(f"{path} is damaged ({reason(error)}); {advice}") from None

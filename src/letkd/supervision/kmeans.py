@@ -1,6 +1,7 @@
 """K-means labels: soft assignments of every pixel to the centres of the teacher's features (section 4.2.1, Alg. 1)."""
 
 import math
+from contextlib import suppress
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +18,9 @@ from letkd.supervision.auto import auto_K, mean_perplexity, tau_for
 from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
+
+PERPLEXITY = 4.0  # of labels that tell more than the nearest centre and less than all of them
+ONE_HOT, UNIFORM = 1.1, 0.75  # perplexities, the second as a share of K, beyond which labels say little
 
 
 def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: float) -> Float[Tensor, "b K h w"]:
@@ -61,6 +65,11 @@ def largest_entries(
     if not bool(counts.all()):
         return None
     return Entries(torch.cat(index), torch.cat(weight), counts.cumsum(dim=0) - counts, K)
+
+
+def _fewer(seen: int) -> int | None:
+    """A power of two that leaves each centre 39 pixels, the least that Faiss does not warn about; None where there is none."""
+    return 2 ** int(math.log2(seen / 39)) if seen >= 2 * 39 else None
 
 
 class KMeansSupervision(Supervision):
@@ -188,7 +197,8 @@ class KMeansSupervision(Supervision):
         seen = 0 if self._reservoir is None else int(self._reservoir.seen.sum())
         if self._reservoir is None or seen < self.K:
             raise FitError(
-                f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K or more images"
+                f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K"
+                f"{f', such as {few}' if (few := _fewer(seen)) else ''}, or more images"
             )
         F, _ = self._reservoir.sample()  # Alg. 1, offline: F, the teacher's pixels  [n d]
         rho = (
@@ -202,7 +212,8 @@ class KMeansSupervision(Supervision):
         nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
         if not nearest > 0:
             raise FitError(
-                f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels; choose another tap or a smaller K"
+                f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels ({len(F.unique(dim=0))} of "
+                f"{len(F)}); choose another tap or a smaller K"
             )
         self.rho_, self.nearest_ = rho, nearest.float()
         some = F[:: max(1, len(F) // 4096)]
@@ -217,11 +228,27 @@ class KMeansSupervision(Supervision):
         self.report_ = {
             "pixels seen": seen,
             "pixels clustered": seen if self.engine == "minibatch" else len(F),
-            "mean perplexity": mean_perplexity(d, tau),
             f"mean of largest label at tau {tau if math.isnan(self.tau) else self.tau:.4g}": float(peak.mean()),
+            "mean perplexity": mean_perplexity(d, tau),
             f"labels a pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
             "mass of the others": float((p_T * ~kept).sum(dim=1).mean()),
         }
+        self._warn(d)
+
+    def _warn(self, d: Float[Tensor, "n K"]) -> None:
+        """Say so if the labels are nearly one-hot or nearly uniform, with a τ that would give some between."""
+        found = self.report_["mean perplexity"]
+        kind = "one-hot" if found < ONE_HOT else "uniform" if found > UNIFORM * self.K else ""
+        if self.K < 2 or not kind or math.isnan(self.tau):
+            return
+        wanted, advice = min(PERPLEXITY, self.K / 2), ""
+        with suppress(FitError):  # no τ gives it
+            tau = tau_for(d[:: max(1, len(d) // 512)], wanted, self.where)
+            advice = f"; tau = {tau * (self.nearest_.item() if self.scale_free else 1):.3g} would give about {wanted:g}"
+        say(
+            f"warning: the teacher's labels at {self.where!r} are nearly {kind}: p_T has a perplexity of {found:.3g} for K={self.K} at tau "
+            f"{self.tau:g}{advice}"
+        )
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         tau = self._tau(f_T)

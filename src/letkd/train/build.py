@@ -146,8 +146,8 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             teacher_taps=there.taps,
             teacher_input=seen,
             example=example,
-            images=len(data.train),
             criterion=criterion,
+            images=len(data.train),
             fused=recipe.train.fused,
         )
     except LetkdError:

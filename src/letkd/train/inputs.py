@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.errors import RunError
-from letkd.files import write_whole
+from letkd.files import read_plain, write_whole
 from letkd.models.weights import fingerprint
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
@@ -42,7 +42,7 @@ SPLITS = {"training images": "train", "validation images": "val", "test images":
 
 def _changed(path: Path, now: dict[str, str]) -> list[str]:
     try:
-        before = TypeAdapter(dict[str, str]).validate_json(path.read_bytes())
+        before = TypeAdapter(dict[str, str]).validate_json(read_plain(path))
     except (OSError, ValueError):
         return [f"{path.name} is damaged, so what they were is not known"]
     return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
