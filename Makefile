@@ -59,7 +59,7 @@ $(LIGHTNING)/.ready: $(READY)
 
 $(EXTRAS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS)
-	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers,search,slurm,ray,wandb,hub]" mlflow psycopg2-binary
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers,search,slurm,ray,wandb,hub]" mlflow "psycopg[binary]"
 	touch $@
 
 clean:

@@ -167,7 +167,7 @@ def database(tmp_path):
     if POSTGRES is None:
         yield f"sqlite:///{tmp_path / 'study.db'}"
         return
-    pytest.importorskip("psycopg2")
+    pytest.importorskip("psycopg")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -186,13 +186,13 @@ def database(tmp_path):
         [*user, tools / "postgres", "-D", folder / "data", "-p", str(port), "-k", folder, "-h", "127.0.0.1"],
         stderr=subprocess.DEVNULL,
     )
-    import psycopg2
+    import psycopg
 
     for _ in range(200):
         try:
-            psycopg2.connect(host="127.0.0.1", port=port, user="letkd", dbname="postgres").close()
+            psycopg.connect(host="127.0.0.1", port=port, user="letkd", dbname="postgres").close()
             break
-        except psycopg2.OperationalError:
+        except psycopg.OperationalError:
             time.sleep(0.1)
     yield f"postgresql://letkd@127.0.0.1:{port}/postgres"
     server.terminate()

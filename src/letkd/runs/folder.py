@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import TypeAdapter
 
 from letkd.errors import RunError
-from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_links, sweep, write_whole
+from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
 from letkd.processes import world
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
@@ -184,8 +184,9 @@ class RunFolder:
         with hold(self.path / self.LOCK) as self._lock:
             try:
                 self._must_be_ours()  # again: another process may have begun here in the meantime
-                for folder in (self.last, self.supervision, self.tensorboard, self.wandb):
+                for folder in (self.last, self.supervision, self.tensorboard):
                     refuse_links(folder)
+                refuse_link(self.wandb)  # wandb puts links of its own into it
                 for folder in (self.path, self.last):
                     sweep(folder, older=0)
                 if self.extends:

@@ -49,13 +49,13 @@ def told(address: str) -> Iterator[None]:
             f"the storage {without_password(address)} cannot be used: {without_password(why)}; check that it is there and can be reached"
         ) from None
     except ImportError as error:
+        missing = getattr(error.__cause__ or error.__context__ or error, "name", None) or "a driver"
+        install = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}.get(
+            missing, missing
+        )
         raise SearchError(
-            f"the storage {without_password(address)} needs the driver {error.name}, which is not installed: pip install {_driver(error)}"
+            f"the storage {without_password(address)} needs {missing}, which is not installed: pip install {install}"
         ) from None
-
-
-def _driver(error: ImportError) -> str:
-    return {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}.get(error.name or "", error.name or "a driver")
 
 
 def without_password(text: str) -> str:

@@ -1,6 +1,7 @@
 """Tasks on a Ray cluster (`pip install letkd[ray]`)."""
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Ray:
         if self._ray.is_initialized():
             return
         try:
+            _probe(self.address)
             self._ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -62,6 +64,13 @@ class Ray:
         except self._ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return Outcome("killed", f"{type(error).__name__}: {lines[0]:.200}")
+
+
+def _probe(address: str) -> None:
+    """Raise at once if nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _work(task: Task, folder: str) -> Outcome:
