@@ -149,6 +149,7 @@ def test_commands_are_found():
             "own-model-and-data.md",
             "security.md",
             "speed.md",
+            "training.md",
         )
     ]
     assert ["train", "digits/tiny/ce", "--quick"] in commands("faq.md")  # behind torchrun

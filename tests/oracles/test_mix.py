@@ -173,7 +173,7 @@ def test_a_chain_begins_with_a_picture_s_own_view():
     picture = Image.fromarray(a_split(1, 40, 30).images[0].permute(1, 2, 0).contiguous().numpy())
     draws = chain.draw(1, torch.Generator().manual_seed(5))
     cut = chain.picture(picture, *(rows[0] for rows in draws), size=(16, 16), resize=20)
-    assert cut == ResizedCropFlip().picture(picture, *(rows[0] for rows in draws[:3]), size=16, resize=20)
+    assert cut == ResizedCropFlip().picture(picture, *(rows[0] for rows in draws[:3]), size=(16, 16), resize=20)
     image = torch.from_numpy(np.array(cut)).permute(2, 0, 1)[None]
     assert torch.equal(chain.batch(image, *draws), TrivialAugment()(image, *draws[3:]))
 
