@@ -35,6 +35,7 @@ def compare(
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
     jobs: o.Jobs = 1,
     launcher: o.LauncherSpec = None,
+    cache: o.Cache = False,
     log: o.Log = None,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
@@ -56,7 +57,8 @@ def compare(
         raise RecipeError(f"--against {against!r} is no row of this comparison; nearest: {nearest(against, rows)}")
     name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
     folder = out or Path("runs") / f"compare-{name}{'-quick' if quick else ''}"
-    values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    values = [f"train.cache_views={o.CACHE_VIEWS}"] if cache else []
+    values += [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     for method in () if trust else rows:
         o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
     show(

@@ -87,6 +87,11 @@ Log = Annotated[
         show_default="tensorboard, if installed",
     ),
 ]
+Cache = Annotated[
+    bool,
+    typer.Option("--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."),
+]
+CACHE_VIEWS = 10
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -116,12 +121,14 @@ def recipe_from(
     student_weights: Path | None = None,
     quick: bool = False,
     trust: bool = False,
+    tell: bool = True,
     **more: Any,
 ) -> "Recipe":
     """The recipe that a command line means.
 
     Args:
         trust: a recipe file may name code to run; without it, only the command line may.
+        tell: say what was scaled to the epochs.
     """
     from letkd.progress import say
     from letkd.recipes import resolve_with_sources, scaling
@@ -143,7 +150,7 @@ def recipe_from(
     )
     if not trust:
         refuse_code(cell, recipe, sources)
-    if (line := scaling(recipe, sources)) is not None:
+    if tell and (line := scaling(recipe, sources)) is not None:
         say(line)
     return recipe
 

@@ -38,6 +38,7 @@ def search(
     search_seed: Annotated[int, typer.Option(min=0, help="Seed of the proposals.")] = 0,
     jobs: o.Jobs = 1,
     launcher: o.LauncherSpec = None,
+    cache: o.Cache = False,
     log: o.Log = None,
     method: o.Method = None,
     data: o.Data = None,
@@ -81,8 +82,9 @@ def search(
         student_weights=student_weights,
         trust=trust,
         quick=quick,
+        **{"train.cache_views": o.CACHE_VIEWS if cache else None},
     )
-    recipe = make([])
+    recipe = make([], tell=True)
     default = o.run_folder(None, cell, recipe, quick=quick)
     folder = out or default.with_name(f"search-{default.name}")
     given = Search(
@@ -112,6 +114,6 @@ def search(
     print(f"recipe: {folder / 'best.toml'}\ntrials: {folder / 'table.md'}\nreport: letkd report {folder}")
 
 
-def recipe_for(cell: str | None, settings: list[str] | None, more: list[str], **given: Any) -> "Recipe":
+def recipe_for(cell: str | None, settings: list[str] | None, more: list[str], *, tell: bool = False, **given: Any) -> "Recipe":
     """The recipe of a command line with more settings behind the user's own."""
-    return o.recipe_from(cell, settings=[*(settings or []), *more], **given)
+    return o.recipe_from(cell, settings=[*(settings or []), *more], tell=tell, **given)

@@ -37,12 +37,7 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Resume a run although its teacher or its images are others than at its start.")
     ] = False,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."
-        ),
-    ] = False,
+    cache: o.Cache = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
     ] = False,
@@ -67,7 +62,7 @@ def train(
         **{
             "train.epochs": epochs,
             "train.seed": seed,
-            "train.cache_views": 10 if cache else None,
+            "train.cache_views": o.CACHE_VIEWS if cache else None,
             "train.deterministic": deterministic or None,
         },
     )

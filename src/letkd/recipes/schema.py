@@ -160,6 +160,9 @@ class Train(_Table):
         ge=1,
         description="so many fixed views of every image, the teacher run once on each; fresh ones if not given",
     )
+    cache_teacher: bool = Field(
+        default=True, description="with cache_views; if false the teacher runs at every step, for methods that no cache serves"
+    )
     compile: bool = Field(
         default=False, description="GPUs: torch.compile for the parts of the student inside of which nothing is read"
     )

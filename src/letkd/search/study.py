@@ -6,8 +6,6 @@ one folder for all processes.
 """
 
 import json
-import os
-import platform
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from letkd.errors import LetkdError, NonFiniteError, RecipeError, RunError, Stopped
+from letkd.errors import InUseError, LetkdError, NonFiniteError, RecipeError, Stopped
 from letkd.files import hold, write_whole
 from letkd.progress import say
 from letkd.recipes import Recipe
@@ -150,12 +148,19 @@ def run_search(search: Search, launcher: Launcher | None = None) -> None:
                 _run(search, *claim)
                 continue
         time.sleep(POLL)
-    processes = {trial.user_attrs.get("process") for trial in study.get_trials(deepcopy=False)} - {None}
-    if len(processes) > 1 and (search.sampler, search.pruner) != ("random", "none"):
+    if (search.sampler, search.pruner) != ("random", "none") and _overlapped(study, search):
         say(
-            "several processes ran trials: what TPE proposes and what halving ends depends on which trials have finished by then, so "
+            "trials ran at the same time: what TPE proposes and what halving ends depends on which trials have finished by then, so "
             "another run of this search may find another best; with --sampler random --pruner none it does not"
         )
+
+
+def _overlapped(study: Any, search: Search) -> bool:
+    """Whether a trial began before an earlier one had ended."""
+    with told(search.storage):
+        trials = study.get_trials(deepcopy=False)
+    ends = [trial.datetime_complete for trial in trials]
+    return any(trial.datetime_start < max(ends[:k]) for k, trial in enumerate(trials) if k)
 
 
 def _open_trials(study: Any, search: Search) -> int:
@@ -215,7 +220,6 @@ def _claimed(search: Search) -> Iterator[Claim | None]:
             if claim is None and len(trials) < search.trials and _hold(search.lock(len(trials)), held):
                 study.sampler = _sampler(optuna, search, len(trials))
                 trial = study.ask({range_.key: range_.distribution(optuna) for range_ in search.ranges})
-                trial.set_user_attr("process", f"{os.getpid()} on {platform.node()}")
                 claim = study, trial
         yield claim
 
@@ -230,7 +234,7 @@ def _hold(lock: Path, held: ExitStack) -> bool:
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         held.enter_context(hold(lock))
-    except RunError:
+    except InUseError:
         return False
     return True
 
@@ -250,7 +254,9 @@ def _run(search: Search, study: Any, trial: Any) -> None:
     from letkd.train.loop import train
 
     states = optuna.trial.TrialState
-    folder, done = search.folder(trial.number), set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+    folder = search.folder(trial.number)
+    with told(search.storage):
+        done = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
     shown = ", ".join(f"{key} {_short(value)}" for key, value in trial.params.items())
 
     def watch(row: dict[str, Any]) -> None:
@@ -260,7 +266,9 @@ def _run(search: Search, study: Any, trial: Any) -> None:
                 trial.report(row["val_top1"], step=row["epoch"])
         if row["epoch"] >= epochs:
             raise _Enough(row["val_top1"])
-        if trial.should_prune():
+        with told(search.storage):
+            ended = trial.should_prune()
+        if ended:
             raise _Pruned
 
     value, state, note, epochs = None, states.COMPLETE, "", 0
@@ -279,7 +287,7 @@ def _run(search: Search, study: Any, trial: Any) -> None:
         state = states.PRUNED
     except NonFiniteError as error:
         state, note = states.PRUNED, f"diverged: {error}"
-    except Stopped:
+    except (Stopped, SearchError):  # the trial stays open, to be taken up again
         raise
     except LetkdError as error:
         state, note = states.FAIL, str(error)

@@ -136,7 +136,7 @@ class _Run:
         wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, self.recipe.optim))
         self.model: nn.Module = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
-        if self.recipe.train.cache_views and distiller.teacher is not None:
+        if self.recipe.train.cache_views and self.recipe.train.cache_teacher and distiller.teacher is not None:
             distiller.cache = TeacherCache(distiller, self.batches, shared / "views")
         self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
         self.epochs = self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)

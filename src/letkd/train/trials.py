@@ -6,6 +6,8 @@ from pathlib import Path
 
 from letkd.errors import LetkdError, RecipeError, RunError, UnsupportedPair
 from letkd.files import refuse_link
+from letkd.methods import METHODS
+from letkd.methods.base import Method
 from letkd.progress import say
 from letkd.recipes import Recipe, resolve, resolve_with_sources, scaling
 from letkd.runs.folder import RunFolder
@@ -57,7 +59,7 @@ def _seeds(recipe: Recipe, folder: Path, n: int) -> list[tuple[Recipe, Path]]:
     first = recipe.train.seed
     if first + n > 2**32:
         raise RecipeError(f"{n} seeds from {first} on: seeds are below 2^32; begin with a smaller one")
-    trials = [recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": first + k})}) for k in range(n)]
+    trials = [_with(recipe, seed=first + k) for k in range(n)]
     return [(trial, folder / f"seed-{trial.train.seed}") for trial in trials]
 
 
@@ -121,7 +123,7 @@ def compare(
     if teacher_weights is None:
         teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
     if teacher_weights is None and (not recipes or any(recipe.teacher for recipe in recipes.values())):
-        teacher = resolve(pair, method="teacher", settings=settings, quick=quick)
+        teacher = _with(resolve(pair, method="teacher", settings=settings, quick=quick), cache_views=None)
         say(f"training the teacher of {pair}")
         own = RunFolder(folder / "teacher")
         refuse_link(own.path)
@@ -132,6 +134,7 @@ def compare(
         for variant in variants:
             values = [*variant.settings, *settings]
             recipes[variant.name] = resolve(pair, method=variant.method, overrides=weights, settings=values, quick=quick)
+    recipes = {name: _as_cached(name, recipe) for name, recipe in recipes.items()}
     shared = RunFolder(folder).supervision
     notes = {} if launcher is None else _at_once(launcher, recipes, folder, trials, shared, log)
     for k, variant in enumerate(variants, start=1):
@@ -150,6 +153,25 @@ def compare(
         seeds = [trial.train.seed for trial, _ in _seeds(recipe, path, trials)]
         rows.append(Row(title, results, note, variant.name, seeds))
     return rows
+
+
+def _with(recipe: Recipe, **train: object) -> Recipe:
+    """The recipe with other values in `train`."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=train)})
+
+
+def _as_cached(name: str, recipe: Recipe) -> Recipe:
+    """The recipe as its methods can use a cache: one that no cache serves runs the teacher at every step, on the same views."""
+    methods = [METHODS[method] for method in recipe.methods]
+    if not (recipe.train.cache_views and recipe.train.cache_teacher):
+        return recipe
+    if any(method.two_views for method in methods):
+        say(f"{name}: it needs two views of every image, and fixed views are one; it gets fresh ones, without the cache")
+        return _with(recipe, cache_views=None)
+    if any(method.lessons is Method.lessons for method in methods):
+        say(f"{name}: no cache serves it; the teacher runs at every step, on the same views")
+        return _with(recipe, cache_teacher=False)
+    return recipe
 
 
 def _alone(recipe: Recipe, folder: Path, launcher: Launcher | None, log: tuple[str, ...] | None) -> Result:
