@@ -80,6 +80,10 @@ class Search:
     def folder(self, number: int) -> Path:
         return self.out / TRIALS / f"trial-{number:04}"
 
+    def final(self, number: int) -> Path:
+        """Folder of a winner's seeds; with more trials a search may have another winner."""
+        return self.out / "final" / f"trial-{number:04}"
+
     def lock(self, number: int) -> Path:
         return lock_of(self.folder(number))
 
@@ -336,7 +340,7 @@ def finish(search: Search, final_trials: int, launcher: Launcher | None = None) 
         write_study(search.out, Study(search.name, list(map(str, search.ranges)), log, records, best.number, importance))
         write_whole(search.out / "best.toml", tomli_w.dumps(recipe.model_dump(exclude_none=True)).encode())
         results = run_trials(
-            recipe, search.out / "final", final_trials, supervision=search.supervision, log=search.log, launcher=launcher
+            recipe, search.final(best.number), final_trials, supervision=search.supervision, log=search.log, launcher=launcher
         )
         write_whole(search.out / "table.md", _table(search, records, best.number, results).encode())
     return Winner(best, recipe, results)
