@@ -8,6 +8,7 @@ one folder for all processes.
 import json
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -360,7 +361,9 @@ def _table(search: Search, records: list[Record], best: int, results: list[Resul
 
 def _importance(optuna: Any, study: Any) -> dict[str, float]:
     try:
-        return {key: float(value) for key, value in optuna.importance.get_param_importances(study).items()}
-    except (ValueError, RuntimeError) as error:  # all values equal, or too few trials
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Target and region")  # equal shares for all keys would say nothing
+            return {key: float(value) for key, value in optuna.importance.get_param_importances(study).items()}
+    except (ValueError, RuntimeError, UserWarning) as error:  # all values equal, or too few trials
         say(f"importances are left out: {str(error).splitlines()[0]}")
         return {}
