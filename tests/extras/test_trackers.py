@@ -47,7 +47,7 @@ def stopped_and_resumed(folder: Path, name: str) -> None:
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """The address of an MLflow server."""
-    pytest.importorskip("mlflow.server")
+    pytest.importorskip("mlflow.server", reason="make test-extras installs it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,7 +89,7 @@ def test_mlflow_has_the_numbers_of_the_log(server, tmp_path, said):
 
 
 def test_a_server_that_is_not_there_stops_nothing(tmp_path, monkeypatch, said):
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="make test-extras installs it")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     result = loop.train(RECIPE, tmp_path / "run", log=("mlflow",))
     assert result.last_test > 0
@@ -120,7 +120,7 @@ def records(path: Path):
 
 
 def test_wandb_offline_has_the_numbers_of_the_log(tmp_path, monkeypatch, said):
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="make test-extras installs it")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     stopped_and_resumed(tmp_path / "run", "wandb")
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
