@@ -63,6 +63,8 @@ def slices(study: Study) -> "Figure":
         tidy(axes)
         for ended in (False, True):
             held = [trial for trial in shown if (trial.value is not None) == ended]
+            if not held:
+                continue
             x = [trial.params[key] for trial in held]
             numeric = all(isinstance(value, int | float) for value in x)
             axes.scatter(
@@ -77,7 +79,10 @@ def slices(study: Study) -> "Figure":
         if best is not None:
             axes.scatter([best.params[key]], [best.last], s=60, marker="*", color=COLOURS[1], label="best")
         if key in study.log:
+            values = [trial.params[key] for trial in shown]
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")  # figures here have no formulae
+            axes.xaxis.set_minor_formatter("{x:g}" if max(values) < 10 * min(values) else "")
         axes.set_xlabel(key.rpartition(".")[2] if len(key) > 40 else key, fontsize=8)
         axes.set_ylabel("validation %", fontsize=8)
         axes.legend(fontsize=7, frameon=False)
