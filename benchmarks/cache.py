@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import letkd
-from letkd.cache import TeacherCache
+from letkd.distiller.cache import TeacherCache
 from letkd.data import CropFlip, Loader, Split
 from step import distiller
 from timing import begin, interleaved, parser, settle, show, where

@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import letkd.train.loop as loop
-from letkd.cache import TeacherCache
+import letkd.training.loop as loop
+from letkd.distiller.cache import TeacherCache
 from letkd.cli.main import app
 from letkd.errors import Stopped
 from letkd.recipes import resolve

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import letkd.progress as progress
-import letkd.train.loop as loop
-import letkd.train.trackers as trackers
+import letkd.training.loop as loop
+import letkd.training.trackers as trackers
 from letkd.errors import Stopped
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
-from letkd.train.trackers import scalars, tracked
+from letkd.training.trackers import scalars, tracked
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=4", "student.model=resnet8_tiny"]
 RECIPE = resolve("digits/tiny/ce", settings=SMALL)

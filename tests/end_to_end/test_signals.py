@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.models import create_model
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
@@ -73,15 +73,15 @@ def term_at(patch: pytest.MonkeyPatch, place: str, call: int = 1) -> list[int]:
 
 
 STAGES = {
-    "reading data": ("letkd.train.loop.read_data", 1),
+    "reading data": ("letkd.training.loop.read_data", 1),
     "loading weights": ("torch.load", 1),
     "fitting": ("letkd.supervision.kmeans.kmeans", 1),
     "writing what was fitted": ("letkd.supervision.artefacts.write_whole", 1),
-    "caching": ("letkd.cache.checksum", 1),
-    "caching the second view": ("letkd.cache.checksum", 5),
+    "caching": ("letkd.distiller.cache.checksum", 1),
+    "caching the second view": ("letkd.distiller.cache.checksum", 5),
     "training": ("torch.optim.SGD.step", 2),
-    "evaluating on the validation split": ("letkd.runs.evaluate.as_logits", 1),
-    "evaluating on the test split": ("letkd.runs.evaluate.as_logits", 4),
+    "evaluating on the validation split": ("letkd.runs.evaluation.as_logits", 1),
+    "evaluating on the test split": ("letkd.runs.evaluation.as_logits", 4),
     "writing a checkpoint": ("letkd.runs.checkpoint.write_whole", 1),
 }
 
@@ -124,7 +124,7 @@ def finished(whole, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        (["eval", "run"], "letkd.runs.evaluate.as_logits"),
+        (["eval", "run"], "letkd.runs.evaluation.as_logits"),
         (["report", "run"], "matplotlib.figure.Figure.savefig"),
         (["export", "run", "--to", "safetensors"], "letkd.deploy.ship.fold_student"),
         (["predict", "run/student.safetensors", "cat.png"], "PIL.Image.open"),
@@ -152,7 +152,7 @@ class Finaliser:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("place", ["letkd.train.loop.read_data", "letkd.train.build.load_data"])
+@pytest.mark.parametrize("place", ["letkd.training.loop.read_data", "letkd.training.build.load_data"])
 def test_a_stop_that_another_library_lost_still_stops_the_command(place, train, monkeypatch, tmp_path):
     real = pkgutil.resolve_name(place)
 
@@ -174,7 +174,7 @@ def test_a_stop_that_another_library_turned_into_an_error_is_a_stop(train, monke
         except BaseException as error:
             raise RuntimeError("import failed") from error
 
-    monkeypatch.setattr("letkd.train.loop.read_data", turn)
+    monkeypatch.setattr("letkd.training.loop.read_data", turn)
     code, _, err = train("run")
     assert (code, err) == (75, "letkd: stopped; run the same command again to continue\n")
 

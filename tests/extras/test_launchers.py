@@ -17,7 +17,7 @@ from letkd.errors import LetkdError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.runs.study import read_study
-from letkd.train.launchers import Ray, Slurm, TrainTask, launcher_from
+from letkd.training.launchers import Ray, Slurm, TrainTask, launcher_from
 
 HEAVY = "make test-extras installs it"
 SMALL = [*("data.fraction=0.05", "train.steps=2", "train.epochs=8", "data.workers=0"), "student.model=resnet8_tiny"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-import letkd.train.loop as loop
-from letkd.cache import TeacherCache
+import letkd.training.loop as loop
+from letkd.distiller.cache import TeacherCache
 from letkd.runs.folder import RunFolder
 from letkd.runs.study import read_study
 from letkd.supervision.kmeans import KMeansSupervision

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.errors import Stopped
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
-from letkd.train.trackers import scalars
+from letkd.training.trackers import scalars
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=4", "student.model=resnet8_tiny"]
 RECIPE = resolve("digits/tiny/ce", settings=SMALL)

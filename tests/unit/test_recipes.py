@@ -6,7 +6,7 @@ import pytest
 
 from letkd.errors import RecipeError
 from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources, scaling
-from letkd.recipes.layers import as_toml, dotted, leaves
+from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.recipes.schedule import lr_factor
 
 

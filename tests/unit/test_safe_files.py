@@ -20,7 +20,7 @@ from letkd.models import create_model, load_weights, save_weights
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, load_checkpoint
 from letkd.runs.folder import RunFolder
-from letkd.student import FORMAT, load_student
+from letkd.distiller.student import FORMAT, load_student
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.artefacts import Origin, load_fitted, path_of
 from tests.hostile import Touch

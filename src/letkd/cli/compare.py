@@ -10,7 +10,7 @@ from letkd.cli import options as o
 from letkd.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
-    from letkd.train.launchers import Launcher
+    from letkd.training.launchers import Launcher
 
 
 def compare(
@@ -46,7 +46,7 @@ def compare(
 ) -> None:
     """Teach the same student by several methods and print one table. Run the same command again to resume."""
     from letkd.recipes import list_pairs, resolve_with_sources
-    from letkd.train.trackers import parse_trackers
+    from letkd.training.trackers import parse_trackers
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
@@ -115,7 +115,7 @@ def show(
     from letkd.files import write_whole
     from letkd.progress import show
     from letkd.report.tables import as_markdown, as_rich
-    from letkd.train.trials import compare as run
+    from letkd.training.trials import compare as run
 
     rows = run(
         pair,

@@ -49,7 +49,7 @@ def evaluate(
     from rich.text import Text
 
     from letkd.progress import show
-    from letkd.train.students import evaluate_network, evaluate_student
+    from letkd.training.students import evaluate_network, evaluate_student
 
     view = {"mean": o.numbers(mean, "--mean"), "std": o.numbers(std, "--std"), "size": o.size(size)}
     if weights is not None:
@@ -57,7 +57,7 @@ def evaluate(
             raise RecipeError(f"{what!r} and --student {student!r} both name a network; name one")
         accuracy = evaluate_network(what, weights, data=data, root=root, split=split, **view)
     elif Path(what).suffix in (".onnx", ".pt2"):
-        from letkd.deploy.evaluate import evaluate_file
+        from letkd.deploy.accuracy import evaluate_file
 
         if given := [name for name, value in {**view, "student": student}.items() if value is not None]:
             raise RecipeError(f"{what} has a network, a normalisation and a size of its own; leave --{given[0]} out")

@@ -29,9 +29,9 @@ from letkd.cli import (
     train,
 )
 from letkd.errors import RESUME_ME, LetkdError, Stopped
-from letkd.memory import keep_large_blocks
+from letkd.cli.memory import keep_large_blocks
 from letkd.progress import plain
-from letkd.train.stop import STOPPED, immediate_stop
+from letkd.training.stop import STOPPED, immediate_stop
 
 _debug = False
 app = typer.Typer(

@@ -10,7 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
-    from letkd.train.launchers import Launcher
+    from letkd.training.launchers import Launcher
 
 Cell = Annotated[
     str | None,
@@ -173,7 +173,7 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
 
 def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
     """What runs the tasks: this process itself for one job at a time."""
-    from letkd.train.launchers import Local, launcher_from
+    from letkd.training.launchers import Local, launcher_from
 
     if spec is not None:
         if jobs > 1:

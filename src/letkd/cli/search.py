@@ -62,7 +62,7 @@ def search(
     from letkd.search.space import parse_ranges
     from letkd.search.storage import need_optuna
     from letkd.search.study import Search, finish, run_search
-    from letkd.train.trackers import parse_trackers
+    from letkd.training.trackers import parse_trackers
 
     ranges = parse_ranges(over or [])
     need_optuna()

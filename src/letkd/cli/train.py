@@ -68,13 +68,13 @@ def train(
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 
-    from letkd.processes import rank
+    from letkd.distributed.processes import rank
     from letkd.progress import show
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
-    from letkd.train.loop import train as run
-    from letkd.train.trackers import parse_trackers
-    from letkd.train.trials import run_trials
+    from letkd.training.loop import train as run
+    from letkd.training.trackers import parse_trackers
+    from letkd.training.trials import run_trials
 
     how = {"supervision": supervision, "save_minutes": save_every, "force": force, "log": parse_trackers(log)}
     if trials == 1:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from letkd.deploy.facts import Axis, Facts
-from letkd.deploy.fold import fold_batch_norms
+from letkd.distiller.facts import Axis, Facts
+from letkd.layer.folded import fold_batch_norms
 from letkd.deploy.runners import Runner, need, onnx_runner, program_runner, student_runner
 from letkd.deploy.worker import KEY
 from letkd.errors import ExportError

@@ -15,7 +15,7 @@ from letkd.recipes.schema import Recipe
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.runs.results import mean_std
-from letkd.student import HUB_WEIGHTS, read_header
+from letkd.distiller.student import HUB_WEIGHTS, read_header
 
 CONFIG, CARD = "config.json", "README.md"
 # The data sets' names on the Hub.

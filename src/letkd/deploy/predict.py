@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
-from letkd.deploy.facts import Facts
+from letkd.distiller.facts import Facts
 from letkd.deploy.runners import Runner
 from letkd.errors import DataError
 

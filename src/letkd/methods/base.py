@@ -137,7 +137,7 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Lessons:
-    """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.cache`).
+    """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.distiller.cache`).
 
     Args:
         vectors: roles whose features, one vector an image, are read.

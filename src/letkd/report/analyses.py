@@ -9,11 +9,11 @@ from letkd.errors import RecipeError, nearest
 from letkd.report.charts import Chart, Series
 from letkd.report.grid import Cell, Grid
 from letkd.report.paper import PaperResult, paper_result
-from letkd.report.results import NONE
+from letkd.report.pair_tables import NONE
 from letkd.runs.results import mean_std
 
 if TYPE_CHECKING:
-    from letkd.train.trials import Variant
+    from letkd.training.trials import Variant
 
 K_INTER = "methods.letkd.sites.intermediate.supervision.K"
 
@@ -70,7 +70,7 @@ class Analysis:
         return paper_result(own) or paper_result(theirs)
 
     def variants(self) -> "list[Variant]":
-        from letkd.train.trials import Variant
+        from letkd.training.trials import Variant
 
         rows = {line.name: Variant(line.name, line.method, line.settings) for line in self.lines}
         return list(rows.values())

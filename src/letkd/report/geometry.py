@@ -7,7 +7,7 @@ from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
 from letkd.progress import track
-from letkd.report.sites import at_rest, layer_path
+from letkd.inspect.sites import at_rest, layer_path
 from letkd.taps import Tap, Taps
 
 

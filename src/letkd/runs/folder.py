@@ -19,12 +19,12 @@ from pydantic import TypeAdapter
 
 from letkd.errors import RunError
 from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
-from letkd.processes import world
+from letkd.distributed.processes import world
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
-from letkd.student import STUDENT
+from letkd.distiller.student import STUDENT
 
 LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
 Tell = Callable[[str], object]
@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def trackers(self) -> Path:
-        """What trackers call the run, so that it resumes there, too; see `letkd.train.trackers`."""
+        """What trackers call the run, so that it resumes there, too; see `letkd.training.trackers`."""
         return self.path / "trackers.json"
 
     @property
@@ -96,12 +96,12 @@ class RunFolder:
 
     @property
     def student(self) -> Path:
-        """The trained student; see `letkd.student`."""
+        """The trained student; see `letkd.distiller.student`."""
         return self.path / STUDENT
 
     @property
     def predictions(self) -> Path:
-        """What the student takes each test image for; see `letkd.runs.evaluate.Predictions`."""
+        """What the student takes each test image for; see `letkd.runs.evaluation.Predictions`."""
         return self.path / "predictions.safetensors"
 
     @property
@@ -111,7 +111,7 @@ class RunFolder:
 
     @property
     def inputs(self) -> Path:
-        """Fingerprints of the teacher and the images that the run began with; see `letkd.train.inputs`."""
+        """Fingerprints of the teacher and the images that the run began with; see `letkd.training.inputs`."""
         return self.path / self.INPUTS
 
     @property

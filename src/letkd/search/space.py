@@ -8,7 +8,7 @@ from typing import Any
 
 from letkd.errors import RecipeError, nearest
 from letkd.recipes import parse_setting
-from letkd.recipes.layers import dotted, leaves
+from letkd.recipes.tables import dotted, leaves
 from letkd.recipes.schema import Recipe
 
 FORMS = "write key=LOW..HIGH, key=log:LOW..HIGH or key=A|B|C, as in optim.lr=log:0.01..0.3"

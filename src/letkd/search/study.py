@@ -28,7 +28,7 @@ from letkd.runs.results import mean_std
 from letkd.runs.study import SHOWN, TRIALS, Record, Study, lock_of, rows_of, write_study
 from letkd.search.space import Range, check_keys
 from letkd.search.storage import SearchError, need_optuna, open_storage, told
-from letkd.train.launchers import Launcher
+from letkd.training.launchers import Launcher
 
 REDUCTION = 3  # successive halving keeps the best third at each rung
 POLL = 1.0  # seconds between looks at what other processes do
@@ -99,7 +99,7 @@ class Search:
 
     def check(self) -> None:
         """Raise for wrong keys and values before anything is written."""
-        from letkd.train.build import build_distiller, read_data
+        from letkd.training.build import build_distiller, read_data
 
         base = self.make([])
         check_keys(self.ranges, base)
@@ -256,7 +256,7 @@ def _waiting(lock: Path) -> Iterator[None]:
 def _run(search: Search, study: Any, trial: Any) -> None:
     """Train the trial's recipe, epoch by epoch, until it ends or is pruned."""
     optuna = need_optuna()
-    from letkd.train.loop import train
+    from letkd.training.loop import train
 
     states = optuna.trial.TrialState
     folder = search.folder(trial.number)
@@ -323,7 +323,7 @@ def finish(search: Search, final_trials: int, launcher: Launcher | None = None) 
     Of several processes, one does so; the others wait and read what it wrote.
     """
     optuna = need_optuna()
-    from letkd.train.trials import run_trials
+    from letkd.training.trials import run_trials
 
     study = _open(search)
     with told(search.storage):

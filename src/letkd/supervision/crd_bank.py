@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import DataError, FitError
-from letkd.processes import objects_of_all, rank, rows_of_all
+from letkd.distributed.processes import objects_of_all, rank, rows_of_all
 from letkd.supervision.base import Supervision
 
 STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from letkd.errors import LetkdError
-from letkd.processes import from_first, rank, several
+from letkd.distributed.processes import from_first, rank, several
 from letkd.supervision.base import Supervision
 
 

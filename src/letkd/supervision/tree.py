@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from letkd.errors import FitError
-from letkd.processes import objects_of_all
+from letkd.distributed.processes import objects_of_all
 from letkd.supervision.base import Supervision
 from letkd.supervision.stats import Reservoir
 

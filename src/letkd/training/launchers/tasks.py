@@ -77,7 +77,7 @@ class TrainTask:
         return str(self.folder)
 
     def __call__(self) -> None:
-        from letkd.train.loop import train
+        from letkd.training.loop import train
 
         how = {"save_minutes": self.save_minutes, "force": self.force, "log": self.log}
         train(self.recipe, self.folder, supervision=self.supervision, **how)
@@ -98,7 +98,7 @@ class FitTask:
         return f"fits in {self.supervision}"
 
     def __call__(self) -> None:
-        from letkd.train.build import build_distiller, fit, read_data
+        from letkd.training.build import build_distiller, fit, read_data
 
         for recipe in self.recipes:
             with suppress(LetkdError):

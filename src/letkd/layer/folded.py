@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from letkd.layer import KDLayer
 from letkd.taps import replace_module
-from letkd.teacher import fold_bn
+from letkd.taps.fold_bn import fold_bn
 
 
 class FoldedKDLayer(nn.Module):

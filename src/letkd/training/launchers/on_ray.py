@@ -8,8 +8,8 @@ from typing import Any
 from letkd.errors import LetkdError, Stopped
 from letkd.optional import need
 from letkd.progress import say, set_quiet
-from letkd.train.launchers.tasks import RETRIES, Outcome, Task, attempt
-from letkd.train.stop import STOPPED, immediate_stop, polite_stop
+from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 
 class Ray:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
-from letkd.train.launchers.local import Local
-from letkd.train.launchers.on_ray import Ray
-from letkd.train.launchers.slurm import Slurm
-from letkd.train.launchers.tasks import FitTask, Launcher, Outcome, Task, TrainTask, attempt
+from letkd.training.launchers.local import Local
+from letkd.training.launchers.on_ray import Ray
+from letkd.training.launchers.slurm import Slurm
+from letkd.training.launchers.tasks import FitTask, Launcher, Outcome, Task, TrainTask, attempt
 
 __all__ = [
     "FitTask",

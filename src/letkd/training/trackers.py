@@ -17,7 +17,7 @@ from letkd.errors import RecipeError, nearest
 from letkd.files import read_plain, write_whole
 from letkd.optional import need
 from letkd.progress import say
-from letkd.recipes.layers import as_toml, dotted, leaves
+from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.runs.folder import RunFolder
 
 

@@ -12,31 +12,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from letkd.cache import TeacherCache
-from letkd.compiled import CompiledParts, check_device
+from letkd.distiller.cache import TeacherCache
+from letkd.training.compiled import CompiledParts, check_device
 from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
 from letkd.models import load_weights, save_weights
-from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
+from letkd.distributed.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, on_terminal, say
 from letkd.recipes.schedule import lr_factor, phase_at
 from letkd.recipes.schema import Phase, Recipe
-from letkd.report.health import health
+from letkd.inspect.health import health
 from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
-from letkd.runs.evaluate import Accuracy, judge
+from letkd.runs.evaluation import Accuracy, judge
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
-from letkd.student import save_student
-from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
-from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
-from letkd.train.inputs import check_inputs
-from letkd.train.launch import launch
-from letkd.train.optim import build_optimizer, set_lr
-from letkd.train.stop import Wish, polite_stop
-from letkd.train.teachers import measure_teacher
-from letkd.train.trackers import tracked
+from letkd.distiller.student import save_student
+from letkd.distributed.sync_bn import sync_batch_norms, unsync_batch_norms
+from letkd.training.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.training.inputs import check_inputs
+from letkd.training.fabric import launch
+from letkd.training.optim import build_optimizer, set_lr
+from letkd.training.stop import Wish, polite_stop
+from letkd.training.teachers import measure_teacher
+from letkd.training.trackers import tracked
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -74,7 +74,7 @@ def train(
             where not given.
         save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
         force: resume although the teacher or the images are others than at the start.
-        log: names of trackers that get every epoch's row; see `letkd.train.trackers`.
+        log: names of trackers that get every epoch's row; see `letkd.training.trackers`.
         watch: called with every epoch's row once its checkpoint is written. What it raises ends the run there, before the test split
             is read.
 

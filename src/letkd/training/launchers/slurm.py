@@ -11,8 +11,8 @@ from typing import Any, Literal
 from letkd.errors import LetkdError, Stopped
 from letkd.optional import need
 from letkd.progress import say
-from letkd.train.launchers.tasks import RETRIES, Outcome, Task, attempt
-from letkd.train.stop import STOPPED, immediate_stop, polite_stop
+from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 POLL = 0.5  # seconds; submitit asks SLURM itself less often
 PATIENCE = 60.0  # seconds for jobs to write their checkpoints when all of them are stopped

@@ -27,10 +27,10 @@ from torch.distributed.nn.functional import all_reduce
 
 from letkd.errors import DataError
 from letkd.functional import pixels
-from letkd.lanes import Sum, mm
-from letkd.processes import several
+from letkd.layer.lanes import Sum, mm
+from letkd.distributed.processes import several
 from letkd.supervision.labels import Labels
-from letkd.sync_bn import SyncedBatchNorm2d
+from letkd.distributed.sync_bn import SyncedBatchNorm2d
 
 
 def kd_layer(

@@ -6,7 +6,7 @@ import torch
 from rich.text import Text
 from torch import nn
 
-from letkd.sites import proposals
+from letkd.taps.find import proposals
 from letkd.taps import Ran, Tap, as_taps, trace
 
 SITES = ("penultimate", "intermediate")
