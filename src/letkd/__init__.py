@@ -8,16 +8,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from letkd import methods
     from letkd.batch import Batch
-    from letkd.distiller.cache import TeacherCache
     from letkd.distiller import Distiller, Step
+    from letkd.distiller.cache import TeacherCache
+    from letkd.distiller.student import load_student, save_student
+    from letkd.distiller.teacher_input import TeacherInput
     from letkd.errors import LetkdError
     from letkd.layer import CosineConv1x1, KDLayer, soft_match
     from letkd.models import create_model, list_models, load_weights
-    from letkd.taps.find import find_taps
-    from letkd.distiller.student import load_student, save_student
     from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
     from letkd.taps import Tap, graft
-    from letkd.distiller.teacher_input import TeacherInput
+    from letkd.taps.find import find_taps
 
 # Names are imported when first used, so that the command line can answer without torch.
 _HOME = {

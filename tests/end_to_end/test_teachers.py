@@ -11,10 +11,10 @@ from PIL import Image
 from torch import nn
 
 from letkd.data.loader import normalise
+from letkd.distiller.student import load_student, save_student
 from letkd.layer import KDLayer
 from letkd.models import create_model, save_weights
 from letkd.recipes import resolve
-from letkd.distiller.student import load_student, save_student
 from letkd.training import build
 from letkd.training.teachers import build_teacher
 

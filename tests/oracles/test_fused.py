@@ -9,16 +9,15 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from letkd.layer import fused
+from letkd.distributed.sync_bn import sync_batch_norms
 from letkd.errors import DataError
 from letkd.functional import pixel_kl, pixels
-from letkd.layer import KDLayer
+from letkd.layer import KDLayer, fused
 from letkd.methods import LetKD, Site
 from letkd.methods.quest import QUEST
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
 from letkd.supervision.labels import Entries, Rows, Table
-from letkd.distributed.sync_bn import sync_batch_norms
 from letkd.taps import Tap, Taps
 from tests.conftest import METHODS, a_distiller, a_stream, same_state, steps
 

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from letkd.cli.main import _told
 from letkd.deploy.runners import open_model
-from letkd.models import create_model, load_weights
 from letkd.distiller.student import save_student
+from letkd.models import create_model, load_weights
 from tests import hostile
 
 Case = Callable[[random.Random], bytes]

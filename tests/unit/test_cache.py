@@ -10,9 +10,9 @@ import torch
 import torch.multiprocessing as mp
 from safetensors.torch import save
 
-from letkd.distiller.cache import SHARD, TeacherCache
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller import Distiller
+from letkd.distiller.cache import SHARD, TeacherCache
 from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError, RunError, Stopped
 from letkd.files import hold
 from letkd.methods import AT, CRD, DIST, DKD, KD, SP, SRD, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest

@@ -6,11 +6,11 @@ from torch import nn
 
 from letkd import KDLayer, graft
 from letkd.batch import Batch
-from letkd.layer.folded import FoldedKDLayer, fold_student
 from letkd.deploy.prune import folded_layers, observe, prune_auto, prune_layer, prune_never, prune_to, ranking, smallest
 from letkd.deploy.shrink import hold_out, shrink
 from letkd.deploy.source import Source
 from letkd.errors import ExportError
+from letkd.layer.folded import FoldedKDLayer, fold_student
 from tests.conftest import a_net, a_stream
 
 SILENT = [3, 7, 11]

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import letkd
 import letkd.training.loop as loop
+from letkd.distiller.student import FORMAT, save_student
 from letkd.errors import CheckpointError, DataError, RunError
 from letkd.files import must_be_utf8, read_plain, scrap_name, sweep, write_whole
 from letkd.models import create_model
@@ -30,7 +31,6 @@ from letkd.runs.evaluation import Predictions
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
-from letkd.distiller.student import FORMAT, save_student
 from letkd.training.trials import compare
 
 SRC = Path(letkd.__file__).parent

@@ -28,8 +28,8 @@ from letkd.cli import (
     taps,
     train,
 )
-from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.cli.memory import keep_large_blocks
+from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.progress import plain
 from letkd.training.stop import STOPPED, immediate_stop
 

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
+from letkd.distributed.processes import from_first, rank, sum_of_all, wait_for_all, world
 from letkd.errors import DataError, InUseError, NonFiniteError
 from letkd.files import hold, write_whole
 from letkd.methods.base import Fitting
 from letkd.models.weights import checksum, fingerprint
-from letkd.distributed.processes import from_first, rank, sum_of_all, wait_for_all, world
 from letkd.progress import bar, say
 from letkd.supervision.base import KEPT, widen
 from letkd.supervision.labels import Labels

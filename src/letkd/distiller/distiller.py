@@ -12,17 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch, channels_of, check_labels, example_for
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
 from letkd.distiller.finite import all_finite, where_non_finite
-from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
+from letkd.distiller.teacher_input import TeacherInput
 from letkd.distributed.processes import objects_of_all, rank
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
+from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
 from letkd.progress import bar, say, track
-from letkd.taps.reach import Reach
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
 from letkd.supervision.shared import finish_of_all
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
-from letkd.distiller.teacher_input import TeacherInput
+from letkd.taps.reach import Reach
 
 if TYPE_CHECKING:
     from letkd.distiller.cache import TeacherCache

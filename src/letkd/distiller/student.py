@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from letkd.distiller.facts import Count, Facts, Input, Number, checked, table_from_json, wrong_places
-from letkd.layer.folded import FoldedKDLayer
 from letkd.errors import CheckpointError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
+from letkd.layer.folded import FoldedKDLayer
 from letkd.methods.simkd import FrozenLinear, Projector
 from letkd.models import create_model, list_models, load_weights, save_weights
 from letkd.taps import find_module, graft, replace_module

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.nn.functional import all_reduce
 
+from letkd.distributed.processes import several
+from letkd.distributed.sync_bn import SyncedBatchNorm2d
 from letkd.errors import DataError
 from letkd.functional import pixels
 from letkd.layer.lanes import Sum, mm
-from letkd.distributed.processes import several
 from letkd.supervision.labels import Labels
-from letkd.distributed.sync_bn import SyncedBatchNorm2d
 
 
 def kd_layer(

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from letkd.layer import fused
 from letkd.functional import pixels
+from letkd.layer import fused
 
 
 def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 1.0) -> Float[Tensor, "b K *i"]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
 from letkd.functional import pixel_kl, pool_ratio, pool_to
-from letkd.layer.fused import label_kl, log_partition
 from letkd.layer import CosineConv1x1
+from letkd.layer.fused import label_kl, log_partition
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, as_table, collected, construct
 from letkd.methods.site import Site
 from letkd.supervision import KMeansSupervision

@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import TypeAdapter
 
+from letkd.distiller.student import STUDENT
+from letkd.distributed.processes import world
 from letkd.errors import RunError
 from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
-from letkd.distributed.processes import world
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
-from letkd.distiller.student import STUDENT
 
 LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
 Tell = Callable[[str], object]

@@ -8,8 +8,8 @@ from typing import Any
 
 from letkd.errors import RecipeError, nearest
 from letkd.recipes import parse_setting
-from letkd.recipes.tables import dotted, leaves
 from letkd.recipes.schema import Recipe
+from letkd.recipes.tables import dotted, leaves
 
 FORMS = "write key=LOW..HIGH, key=log:LOW..HIGH or key=A|B|C, as in optim.lr=log:0.01..0.3"
 FIXED = ("train.seed", "data.name", "data.root", "data.val", "title")  # with other values trials could not be compared

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from letkd.errors import DataError, FitError
 from letkd.distributed.processes import objects_of_all, rank, rows_of_all
+from letkd.errors import DataError, FitError
 from letkd.supervision.base import Supervision
 
 STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from letkd.errors import LetkdError
 from letkd.distributed.processes import from_first, rank, several
+from letkd.errors import LetkdError
 from letkd.supervision.base import Supervision
 
 

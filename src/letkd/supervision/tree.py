@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from letkd.errors import FitError
 from letkd.distributed.processes import objects_of_all
+from letkd.errors import FitError
 from letkd.supervision.base import Supervision
 from letkd.supervision.stats import Reservoir
 

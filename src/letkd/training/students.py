@@ -12,13 +12,13 @@ from letkd.data.base import Size
 from letkd.data.check import LISTS
 from letkd.data.loader import eval_batch
 from letkd.distiller.facts import Facts, facts_from
+from letkd.distiller.student import is_student_file, load_student, read_header
 from letkd.errors import DataError, RunError, nearest
 from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
 from letkd.progress import say
 from letkd.runs.evaluation import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
-from letkd.distiller.student import is_student_file, load_student, read_header
 from letkd.taps import Taps, as_logits, run_once
 from letkd.training.build import read_data
 
