@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import letkd
-from letkd.cache import TeacherCache
 from letkd.data import CropFlip, Loader, Split
+from letkd.distiller.cache import TeacherCache
 from step import distiller
 from timing import begin, interleaved, parser, settle, show, where
 

@@ -19,13 +19,13 @@ from torch import nn
 
 import letkd
 from letkd.data import Loader
-from letkd.deploy.fold import fold_batch_norms, fold_student
 from letkd.deploy.prune import folded_layers, prune_auto, prune_layer, prune_to
 from letkd.deploy.shrink import hold_out
 from letkd.deploy.source import open_source
 from letkd.deploy.speed import interleaved
 from letkd.layer import KDLayer
-from letkd.runs.evaluate import evaluate
+from letkd.layer.folded import fold_batch_norms, fold_student
+from letkd.runs.evaluation import evaluate
 from letkd.taps import replace_module
 
 

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from letkd.memory import keep_large_blocks
+from letkd.cli.memory import keep_large_blocks
 from letkd.progress import set_quiet
 
 RECORDED = Path(__file__).with_name("recorded.toml")

@@ -9,7 +9,7 @@ import jaxtyping
 
 # Before letkd is first imported. `Self` means nothing to beartype outside a decorated class, so it counts as any object.
 jaxtyping.install_import_hook(
-    ["letkd.layer", "letkd.fused", "letkd.functional", "letkd.supervision", "letkd.methods"],
+    ["letkd.layer", "letkd.layer.fused", "letkd.functional", "letkd.supervision", "letkd.methods"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True, "
     "hint_overrides=beartype.FrozenDict({__import__('typing').Self: object})))",
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from letkd.deploy.facts import Facts
+from letkd.distiller.facts import Facts
 
 FACTS = Facts(num_classes=3, size=(8, 8), input="uint8", dynamic=("batch",))
 

@@ -11,7 +11,7 @@ import torch
 
 from letkd.methods import Method
 from letkd.recipes import resolve
-from letkd.report.methods import formula
+from letkd.report.method_cards import formula
 from tests.conftest import a_distiller, a_stream, same_state, steps
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 import letkd.train.loop as loop
-from letkd.cache import TeacherCache
 from letkd.cli.main import app
+from letkd.distiller.cache import TeacherCache
 from letkd.errors import Stopped
 from letkd.recipes import resolve
 from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, stopped_after, teacher, weather  # noqa: F401 - a fixture

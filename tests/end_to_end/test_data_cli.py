@@ -2,8 +2,8 @@
 
 import pytest
 
+from letkd.distiller.student import load_student
 from letkd.models import save_weights
-from letkd.student import load_student
 from tests.trees import a_tree, spoil
 from tests.unit.test_imagenets import a_tiny_imagenet, an_imagenet
 

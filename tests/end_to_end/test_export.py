@@ -15,16 +15,16 @@ from letkd import KDLayer, create_model, graft, load_student
 from letkd.data import load_data
 from letkd.data.loader import normalise
 from letkd.deploy.export import FORMATS, as_onnx, is_convolutional, trace
-from letkd.deploy.facts import Facts
-from letkd.deploy.fold import FoldedKDLayer, fold_student
 from letkd.deploy.runners import need, open_model
 from letkd.deploy.source import open_source
+from letkd.distiller.facts import Facts
+from letkd.distiller.student import read_header, save_student
 from letkd.errors import ExportError, LetkdError
+from letkd.layer.folded import FoldedKDLayer, fold_student
 from letkd.models.mobilenetv2 import _half_block
 from letkd.models.shufflenet import DownUnit2, Unit2
 from letkd.models.wrn import PreActBlock
 from letkd.progress import set_quiet
-from letkd.student import read_header, save_student
 from tests.conftest import images
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from letkd import create_model
 from letkd.deploy import worker
 from letkd.deploy.process import ModelProcess
 from letkd.deploy.runners import open_model
+from letkd.distiller.student import FORMAT, save_student
 from letkd.errors import CheckpointError
-from letkd.student import FORMAT, save_student
 from tests import hostile
 
 TRAIN = ["digits/tiny/letkd-1", "--quick", "--teacher", "resnet8_tiny"]

@@ -14,13 +14,13 @@ from letkd import create_model, load_student
 from letkd.data import load_data
 from letkd.data.loader import normalise
 from letkd.data.pictures import as_tensor, centred
-from letkd.deploy.facts import Facts, facts_from_json
 from letkd.deploy.predict import predict, read_image
 from letkd.deploy.runners import Runner
 from letkd.deploy.ship import ship
 from letkd.deploy.source import open_source
+from letkd.distiller.facts import Facts, facts_from_json
+from letkd.distiller.student import save_student
 from letkd.errors import CheckpointError
-from letkd.student import save_student
 
 DATA = load_data("digits")
 

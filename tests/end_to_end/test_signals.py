@@ -77,11 +77,11 @@ STAGES = {
     "loading weights": ("torch.load", 1),
     "fitting": ("letkd.supervision.kmeans.kmeans", 1),
     "writing what was fitted": ("letkd.supervision.artefacts.write_whole", 1),
-    "caching": ("letkd.cache.checksum", 1),
-    "caching the second view": ("letkd.cache.checksum", 5),
+    "caching": ("letkd.distiller.cache.checksum", 1),
+    "caching the second view": ("letkd.distiller.cache.checksum", 5),
     "training": ("torch.optim.SGD.step", 2),
-    "evaluating on the validation split": ("letkd.runs.evaluate.as_logits", 1),
-    "evaluating on the test split": ("letkd.runs.evaluate.as_logits", 4),
+    "evaluating on the validation split": ("letkd.runs.evaluation.as_logits", 1),
+    "evaluating on the test split": ("letkd.runs.evaluation.as_logits", 4),
     "writing a checkpoint": ("letkd.runs.checkpoint.write_whole", 1),
 }
 
@@ -124,7 +124,7 @@ def finished(whole, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        (["eval", "run"], "letkd.runs.evaluate.as_logits"),
+        (["eval", "run"], "letkd.runs.evaluation.as_logits"),
         (["report", "run"], "matplotlib.figure.Figure.savefig"),
         (["export", "run", "--to", "safetensors"], "letkd.deploy.ship.fold_student"),
         (["predict", "run/student.safetensors", "cat.png"], "PIL.Image.open"),

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import nn
 
 from letkd.data.loader import normalise
+from letkd.distiller.student import load_student, save_student
 from letkd.layer import KDLayer
 from letkd.models import create_model, save_weights
 from letkd.recipes import resolve
-from letkd.student import load_student, save_student
 from letkd.train import build
 from letkd.train.teachers import build_teacher
 

@@ -9,12 +9,12 @@ import torch
 import letkd.train.loop as loop
 from letkd.batch import Batch
 from letkd.distiller import Distiller
+from letkd.distiller.student import load_student
 from letkd.errors import DataError, NonFiniteError, RecipeError, RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
 from letkd.runs.checkpoint import NAME
-from letkd.runs.evaluate import evaluate
-from letkd.student import load_student
+from letkd.runs.evaluation import evaluate
 from letkd.train.trials import run_trials
 from tests.conftest import a_net
 

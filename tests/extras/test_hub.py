@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import letkd as package
+from letkd.distiller.student import load_student
 from letkd.errors import CheckpointError
 from letkd.runs.folder import RunFolder
-from letkd.student import load_student
 
 hub = pytest.importorskip("huggingface_hub")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from letkd.methods import METHODS
-from letkd.report.methods import as_markdown
+from letkd.report.method_cards import as_markdown
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_current():
     page = (ROOT / "docs" / "methods.md").read_text()
-    assert page == as_markdown(), "run: python -m letkd.report.methods > docs/methods.md"
+    assert page == as_markdown(), "run: python -m letkd.report.method_cards > docs/methods.md"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from letkd.report.models import as_markdown
+from letkd.report.model_cards import as_markdown
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_current():
     page = (ROOT / "docs" / "models.md").read_text()
-    assert page == as_markdown(), "run: python -m letkd.report.models > docs/models.md"
+    assert page == as_markdown(), "run: python -m letkd.report.model_cards > docs/models.md"

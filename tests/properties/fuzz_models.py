@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from letkd.cli.main import _told
 from letkd.deploy.runners import open_model
+from letkd.distiller.student import save_student
 from letkd.models import create_model, load_weights
-from letkd.student import save_student
 from tests import hostile
 
 Case = Callable[[random.Random], bytes]
@@ -78,7 +78,7 @@ def forged(table: Any, random: random.Random) -> Any:
 def student_cases(folder: Path) -> Case:
     """Headers and bytes of a student file with a KD layer; half of them without the checksum that would show the damage."""
     from letkd import KDLayer, graft
-    from letkd.student import _changes
+    from letkd.distiller.student import _changes
 
     torch.manual_seed(0)
     student = create_model("resnet8_tiny", num_classes=3)

@@ -14,7 +14,7 @@ from letkd.report.classes import class_chart, confusion_matrix, confusions, per_
 from letkd.report.collect import Group, Run
 from letkd.report.curves import curves, health_charts
 from letkd.report.features import answer, correlation_difference, draw_differences, draw_planes, in_the_plane
-from letkd.runs.evaluate import Predictions, predict
+from letkd.runs.evaluation import Predictions, predict
 from tests.conftest import Net, a_stream
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from letkd.inspect import sites
+from letkd.inspect.health import health
 from letkd.methods import KD, LetKD, Site, letkd1, letkd2, quest
-from letkd.report import sites
-from letkd.report.health import health
 from letkd.supervision import KMeansSupervision
 from tests.conftest import a_distiller, a_stream, same_state
 

@@ -5,10 +5,10 @@ import torch
 
 from letkd.batch import Batch
 from letkd.data import Dataset, Split
+from letkd.inspect.sites import look
 from letkd.methods import LetKD, Site, letkd2, quest
 from letkd.report.knowledge import OTHER, knowledge
-from letkd.report.pictures import as_json, draw_knowledge, hue
-from letkd.report.sites import look
+from letkd.report.knowledge_pictures import as_json, draw_knowledge, hue
 from letkd.supervision import ConvSupervision
 from tests.conftest import SIZE, C, a_distiller, a_stream
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from letkd.cli.main import main
+from letkd.distiller.student import load_student
 from letkd.models.cost import macs
 from letkd.report.collect import find_groups
 from letkd.report.opened import Opened
-from letkd.student import load_student
 
 
 def test_it_writes_the_page_and_files_for_papers(runs, report):

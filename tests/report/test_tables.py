@@ -12,8 +12,8 @@ from letkd.methods import KD, METHODS
 from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
 from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
+from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
 from letkd.report.paper import ORDER, named_methods, paper_results, place
-from letkd.report.results import HEAD, best_of, detail, matrix, plain
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.train.trials import compare

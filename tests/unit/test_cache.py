@@ -10,9 +10,10 @@ import torch
 import torch.multiprocessing as mp
 from safetensors.torch import save
 
-from letkd.cache import SHARD, TeacherCache
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller import Distiller
+from letkd.distiller.cache import SHARD, TeacherCache
+from letkd.distiller.packing import pack, unpack
 from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError, RunError, Stopped
 from letkd.files import hold
 from letkd.methods import AT, CRD, DIST, DKD, KD, SP, SRD, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
@@ -156,7 +157,7 @@ def test_whatever_the_shards_depend_on_makes_others(change, tmp_path):
 
 
 def test_more_images_than_a_shard_holds_are_read_by_their_index(tmp_path, monkeypatch):
-    import letkd.cache as module
+    import letkd.distiller.cache as module
 
     loader = a_loader()
     distiller = fitted([letkd2(6, 2), KD()], loader)
@@ -193,7 +194,7 @@ def test_a_damaged_shard_is_made_anew(damage, tmp_path, said):
 
 
 def test_a_view_half_made_goes_on_and_a_stop_is_heeded_after_each_shard(tmp_path, monkeypatch):
-    import letkd.cache as module
+    import letkd.distiller.cache as module
 
     monkeypatch.setattr(module, "SHARD", 5)
     loader = a_loader()
@@ -218,7 +219,7 @@ def test_a_view_half_made_goes_on_and_a_stop_is_heeded_after_each_shard(tmp_path
 
 
 def test_runs_that_need_the_same_view_at_the_same_time_make_it_once(tmp_path, monkeypatch):
-    import letkd.cache as module
+    import letkd.distiller.cache as module
 
     monkeypatch.setattr(module, "SHARD", 5)
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.01)
@@ -244,7 +245,7 @@ def test_runs_that_need_the_same_view_at_the_same_time_make_it_once(tmp_path, mo
 
 
 def test_waiting_for_another_run_is_told_heeds_a_stop_and_ends_with_the_other(tmp_path, monkeypatch, said):
-    import letkd.cache as module
+    import letkd.distiller.cache as module
 
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.01)
     loader = a_loader()
@@ -304,8 +305,8 @@ def test_a_view_of_cifar_100_takes_less_than_150_megabytes(tmp_path):
     penultimate.rho_, penultimate.nearest_ = torch.randn(4096, d, generator=g), torch.ones(())
     inter.bind("intermediate", d=d, C=C)
     inter.fit([(f_T.repeat(2, 1, 1, 1)[:100], torch.arange(100))])
-    packed = [part.pack(part.labels(f_T, y)) for part in (penultimate, inter)]
-    kept = penultimate.unpack(packed[0])
+    packed = [pack(part.labels(f_T, y)) for part in (penultimate, inter)]
+    kept = unpack(packed[0], penultimate)
     assert isinstance(kept, Entries)
     assert 6 < len(kept.index) / (64 * b) < 9
     size = sum(len(save(tensors)) for tensors in packed)
@@ -324,7 +325,7 @@ def test_few_keeps_what_is_above_its_share_and_sums_to_one():
 def _fill(rank: int, folder: str) -> None:
     import torch.distributed as dist
 
-    import letkd.cache as module
+    import letkd.distiller.cache as module
 
     torch.set_num_threads(1)
     module.SHARD = 5
@@ -342,7 +343,7 @@ def _fill(rank: int, folder: str) -> None:
 
 
 def test_two_processes_make_a_view_between_them(tmp_path, monkeypatch):
-    import letkd.cache as module
+    import letkd.distiller.cache as module
 
     monkeypatch.setattr(module, "SHARD", 5)
     loader = a_loader()

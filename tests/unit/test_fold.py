@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from letkd import KDLayer, create_model, graft
-from letkd.deploy.fold import FoldedKDLayer, fold_batch_norms, fold_layer, fold_student
-from letkd.student import load_student, save_student
+from letkd.distiller.student import load_student, save_student
+from letkd.layer.folded import FoldedKDLayer, fold_batch_norms, fold_layer, fold_student
 from tests.conftest import a_net
 
 

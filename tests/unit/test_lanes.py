@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from letkd.lanes import MOST, Sum, mm
+from letkd.layer.lanes import MOST, Sum, mm
 
 
 @pytest.fixture(params=[1, 2, 3, MOST + 1])

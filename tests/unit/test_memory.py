@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from letkd import memory
+from letkd.cli import memory
 
 glibc = pytest.mark.skipif(
     platform.system() != "Linux" or platform.libc_ver()[0] != "glibc", reason="only glibc has these two settings"
@@ -15,7 +15,7 @@ glibc = pytest.mark.skipif(
 
 FAULTS = """
 import resource, sys
-from letkd.memory import keep_large_blocks
+from letkd.cli.memory import keep_large_blocks
 print(keep_large_blocks(), 'torch' in sys.modules)
 import numpy
 for k in range(12):

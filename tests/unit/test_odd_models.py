@@ -11,7 +11,7 @@ import letkd.methods as methods
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError
 from letkd.models import load_weights, save_weights
-from letkd.report.places import look
+from letkd.report.tap_table import look
 from letkd.taps import check_model
 from tests.conftest import SIZE, Net, a_net, images
 

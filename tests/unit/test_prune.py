@@ -6,11 +6,11 @@ from torch import nn
 
 from letkd import KDLayer, graft
 from letkd.batch import Batch
-from letkd.deploy.fold import FoldedKDLayer, fold_student
 from letkd.deploy.prune import folded_layers, observe, prune_auto, prune_layer, prune_never, prune_to, ranking, smallest
 from letkd.deploy.shrink import hold_out, shrink
 from letkd.deploy.source import Source
 from letkd.errors import ExportError
+from letkd.layer.folded import FoldedKDLayer, fold_student
 from tests.conftest import a_net, a_stream
 
 SILENT = [3, 7, 11]
@@ -139,7 +139,7 @@ def test_auto_keeps_within_the_tolerance(stream):
 
 def test_shrink_says_what_it_needs(tmp_path):
     from letkd.data import load_data
-    from letkd.deploy.facts import Facts
+    from letkd.distiller.facts import Facts
 
     data = load_data("digits", val=0, fraction=0.02)
     source = Source(tmp_path, a_folded_student(), Facts(num_classes=3), None)

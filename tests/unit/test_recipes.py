@@ -6,8 +6,8 @@ import pytest
 
 from letkd.errors import RecipeError
 from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources, scaling
-from letkd.recipes.layers import as_toml, dotted, leaves
 from letkd.recipes.schedule import lr_factor
+from letkd.recipes.tables import as_toml, dotted, leaves
 
 
 def test_every_cell_resolves():

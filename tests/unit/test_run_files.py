@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import letkd
 import letkd.train.loop as loop
+from letkd.distiller.student import FORMAT, save_student
 from letkd.errors import CheckpointError, DataError, RunError
 from letkd.files import must_be_utf8, read_plain, scrap_name, sweep, write_whole
 from letkd.models import create_model
@@ -26,11 +27,10 @@ from letkd.report.grid import Cell, Grid, as_csv, as_latex, as_markdown
 from letkd.report.opened import Opened
 from letkd.report.write import write_file, write_report
 from letkd.runs.checkpoint import load_trained, save_checkpoint
-from letkd.runs.evaluate import Predictions
+from letkd.runs.evaluation import Predictions
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
-from letkd.student import FORMAT, save_student
 from letkd.train.trials import compare
 
 SRC = Path(letkd.__file__).parent

@@ -15,12 +15,12 @@ from letkd.data import load_data
 from letkd.data.imagenet import DEVKIT, TRUTH
 from letkd.data.pictures import read_picture
 from letkd.deploy.runners import open_model
+from letkd.distiller.student import FORMAT, load_student
 from letkd.errors import DataError, LetkdError
 from letkd.models import create_model, load_weights, save_weights
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, load_checkpoint
 from letkd.runs.folder import RunFolder
-from letkd.student import FORMAT, load_student
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.artefacts import Origin, load_fitted, path_of
 from tests.hostile import Touch

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from letkd import KDLayer
-from letkd import student as student_file
-from letkd.deploy.fold import FoldedKDLayer, fold_student
 from letkd.distiller import Distiller
+from letkd.distiller import student as student_file
+from letkd.distiller.student import LAYERS, load_student, read_header, save_student
 from letkd.errors import CheckpointError, TapError
+from letkd.layer.folded import FoldedKDLayer, fold_student
 from letkd.methods import LetKD, Site, letkd1, letkd2
 from letkd.methods.simkd import FrozenLinear, Projector, SimKD
 from letkd.models import create_model, list_models
-from letkd.student import LAYERS, load_student, read_header, save_student
 from letkd.supervision import KMeansSupervision
 from letkd.taps import Tap, Taps, replace_module
 from tests.conftest import Net, a_net, images, same_state

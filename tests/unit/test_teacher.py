@@ -8,7 +8,7 @@ from torch import nn
 
 from letkd.models import create_model
 from letkd.taps import Tap, Taps, as_taps, run_once
-from letkd.teacher import fold_teacher
+from letkd.taps.fold_bn import fold_teacher
 from tests.conftest import SIZE, TAPS, a_teacher, images, same_state
 
 EXAMPLE = torch.zeros(1, 3, *SIZE)

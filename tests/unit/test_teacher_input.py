@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from letkd.cache import TeacherCache
 from letkd.data import Loader, Split
+from letkd.distiller.cache import TeacherCache
+from letkd.distiller.teacher_input import SeenTeacher, TeacherInput
 from letkd.errors import LetkdError, UnsupportedPair
 from letkd.methods import KD, SimKD, letkd1
 from letkd.models import load_weights, save_weights
 from letkd.taps import as_logits
-from letkd.teacher_input import SeenTeacher, TeacherInput
 from tests.conftest import C, a_distiller, a_net, a_stream, a_teacher, images
 
 HALF = (0.5, 0.5, 0.5)

@@ -57,7 +57,7 @@ def evaluate(
             raise RecipeError(f"{what!r} and --student {student!r} both name a network; name one")
         accuracy = evaluate_network(what, weights, data=data, root=root, split=split, **view)
     elif Path(what).suffix in (".onnx", ".pt2"):
-        from letkd.deploy.evaluate import evaluate_file
+        from letkd.deploy.accuracy import evaluate_file
 
         if given := [name for name, value in {**view, "student": student}.items() if value is not None]:
             raise RecipeError(f"{what} has a network, a normalisation and a size of its own; leave --{given[0]} out")

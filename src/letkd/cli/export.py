@@ -9,9 +9,9 @@ from letkd.cli import options as o
 from letkd.errors import ExportError
 
 if TYPE_CHECKING:
-    from letkd.deploy.facts import Facts
     from letkd.deploy.quantise import Quantised
     from letkd.deploy.source import Source
+    from letkd.distiller.facts import Facts
 
 
 def export(

@@ -27,8 +27,8 @@ from letkd.cli import (
     taps,
     train,
 )
+from letkd.cli.memory import keep_large_blocks
 from letkd.errors import RESUME_ME, LetkdError, Stopped
-from letkd.memory import keep_large_blocks
 from letkd.progress import plain
 from letkd.train.stop import STOPPED, immediate_stop
 

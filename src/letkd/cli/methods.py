@@ -7,7 +7,7 @@ def methods() -> None:
     from rich.markdown import Markdown
 
     from letkd.progress import bar
-    from letkd.report.methods import as_markdown
+    from letkd.report.method_cards import as_markdown
 
     with bar("looking at the methods", None):
         page = as_markdown()

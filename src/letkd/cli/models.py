@@ -25,7 +25,7 @@ def models(
     from rich.console import Console
 
     from letkd.progress import bar
-    from letkd.report.models import as_json, as_rich, cards
+    from letkd.report.model_cards import as_json, as_rich, cards
 
     with bar("looking at the networks", None):
         found = cards(names or (), size=None if image is None else image[1:], num_classes=num_classes)

@@ -38,7 +38,7 @@ def show(
 
 def lines(recipe: "Recipe", sources: dict[str, str]) -> list[str]:
     """A line of TOML for every value that something sets, its source as the comment."""
-    from letkd.recipes.layers import as_toml, dotted, leaves
+    from letkd.recipes.tables import as_toml, dotted, leaves
 
     table = recipe.model_dump(exclude_unset=True, exclude_none=True)
     values = {dotted(path): as_toml(value) for path, value in leaves(table)}

@@ -23,7 +23,7 @@ def taps(
     from rich.console import Console
 
     from letkd.models import create_model
-    from letkd.report.places import as_rich, look
+    from letkd.report.tap_table import as_rich, look
 
     found = look(create_model(model, num_classes=num_classes), image)
     console = Console()

@@ -72,7 +72,7 @@ def train(
     )
     folder = o.run_folder(out, cell, recipe, quick=quick)
 
-    from letkd.processes import rank
+    from letkd.distributed.processes import rank
     from letkd.progress import show
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row

@@ -3,7 +3,7 @@
 from letkd.data import cifar, digits, folder, imagenet, tiny_imagenet  # noqa: F401  (importing a reader's file registers it)
 from letkd.data.augment import Augment, Chain, CropFlip, Erase, ResizedCropFlip, RotateFlip
 from letkd.data.base import AnySplit, Dataset, Split, load_data
-from letkd.data.files import FileSplit
+from letkd.data.file_split import FileSplit
 from letkd.data.loader import Loader
 from letkd.data.mix import Mix
 from letkd.data.policies import RandAugment, TrivialAugment

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from letkd.data.base import Reading
-from letkd.data.files import FileSplit
+from letkd.data.file_split import FileSplit
 from letkd.data.pictures import SUFFIXES, read_picture, shown
 from letkd.data.workers import in_workers
 from letkd.errors import DataError, nearest

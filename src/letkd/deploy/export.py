@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from letkd.deploy.facts import Axis, Facts
-from letkd.deploy.fold import fold_batch_norms
 from letkd.deploy.runners import Runner, need, onnx_runner, program_runner, student_runner
 from letkd.deploy.worker import KEY
+from letkd.distiller.facts import Axis, Facts
 from letkd.errors import ExportError
+from letkd.layer.folded import fold_batch_norms
 from letkd.progress import say
 from letkd.taps import as_logits
 

@@ -9,6 +9,7 @@ from typing import Any
 from letkd import __version__
 from letkd.deploy.ship import Shipment, ship
 from letkd.deploy.source import Source
+from letkd.distiller.student import HUB_WEIGHTS, read_header
 from letkd.errors import ExportError, LetkdError
 from letkd.files import write_whole
 from letkd.optional import need
@@ -16,7 +17,6 @@ from letkd.recipes.schema import Recipe
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.runs.results import mean_std
-from letkd.student import HUB_WEIGHTS, read_header
 
 CONFIG, CARD = "config.json", "README.md"
 # The data sets' names on the Hub.

@@ -9,8 +9,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
-from letkd.deploy.facts import Facts
 from letkd.deploy.runners import Runner
+from letkd.distiller.facts import Facts
 from letkd.errors import DataError
 
 BATCH = 32

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from letkd.deploy import worker
-from letkd.deploy.facts import LARGEST
+from letkd.distiller.facts import LARGEST
 from letkd.errors import CheckpointError
 
 SECONDS = 600.0  # that opening a file, or one batch of images, may take

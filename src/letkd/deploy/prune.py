@@ -9,8 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.deploy.fold import FoldedKDLayer, per_length
 from letkd.errors import ExportError
+from letkd.layer.folded import FoldedKDLayer, per_length
 from letkd.progress import track
 from letkd.taps import Tap, Taps, replace_module
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from letkd.data import AnySplit
 from letkd.data.loader import normalise
-from letkd.deploy.evaluate import evaluate_runner
+from letkd.deploy.accuracy import evaluate_runner
 from letkd.deploy.export import quietly
-from letkd.deploy.facts import Facts
 from letkd.deploy.runners import need, onnx_runner
 from letkd.deploy.source import images_at
 from letkd.deploy.speed import interleaved
 from letkd.deploy.worker import KEY
+from letkd.distiller.facts import Facts
 
 CALIBRATION = 512
 BATCH = 64

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from letkd.data.loader import normalise
 from letkd.deploy import worker
-from letkd.deploy.facts import Facts, facts_from, facts_from_json
 from letkd.deploy.process import KINDS, SECONDS, ModelProcess
+from letkd.distiller.facts import Facts, facts_from, facts_from_json
+from letkd.distiller.student import load_student, read_header
 from letkd.errors import CheckpointError, LetkdError, NonFiniteError
-from letkd.student import load_student, read_header
 from letkd.taps import as_logits
 
 Places = list[tuple[str, list[int | None]]]  # type and shape of each input or output; None is an open size

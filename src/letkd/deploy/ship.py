@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 
 from letkd.deploy.export import FORMATS, Difference, as_onnx, compare, random_images, reference, trace
-from letkd.deploy.facts import Facts, Input
-from letkd.deploy.fold import fold_student
 from letkd.deploy.quantise import Quantised, calibration_images, measure, quantise
 from letkd.deploy.runners import Runner, student_runner
 from letkd.deploy.source import Source, images_at
 from letkd.deploy.speed import interleaved
+from letkd.distiller.facts import Facts, Input
+from letkd.distiller.student import read_header, save_student
 from letkd.errors import CheckpointError, ExportError
 from letkd.files import must_be_utf8, sweep, write_whole
+from letkd.layer.folded import fold_student
 from letkd.progress import say
-from letkd.student import read_header, save_student
 
 SUFFIXES = {"safetensors": ".safetensors", **{name: form.suffix for name, form in FORMATS.items()}}
 REAL_IMAGES = 256

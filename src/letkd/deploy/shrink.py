@@ -9,13 +9,13 @@ from torch import nn
 from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.base import stratified
 from letkd.data.loader import eval_batch
-from letkd.deploy.fold import fold_student
 from letkd.deploy.prune import Pruned, prune_auto, prune_never, prune_to
 from letkd.deploy.source import Source
 from letkd.deploy.speed import interleaved
 from letkd.errors import ExportError
+from letkd.layer.folded import fold_student
 from letkd.progress import say
-from letkd.runs.evaluate import evaluate
+from letkd.runs.evaluation import evaluate
 
 BATCHES = (1, 128)
 

@@ -9,14 +9,14 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from letkd.data import AnySplit, Augment, Dataset
-from letkd.deploy.facts import Facts, facts_from
 from letkd.deploy.runners import with_size
+from letkd.distiller.facts import Facts, facts_from
+from letkd.distiller.student import load_student, read_header
 from letkd.errors import DataError, RunError
 from letkd.files import must_be_utf8
 from letkd.models.base import is_code
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
-from letkd.student import load_student, read_header
 from letkd.train.students import data_of
 
 

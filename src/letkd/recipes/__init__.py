@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
-from letkd.recipes.layers import dotted, has, leaves, merge
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
+from letkd.recipes.tables import dotted, has, leaves, merge
 
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from letkd.recipes.layers import has, merge
+from letkd.recipes.tables import has, merge
 
 EPOCHS, MILESTONES, SCHEDULE = ("train", "epochs"), ("optim", "milestones"), ("optim", "schedule")
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from letkd.errors import RecipeError, nearest
+from letkd.limits import LARGEST_SIDE, STEEPEST
 
-LARGEST_SIDE = 16_384  # pixels
 MOST_OPERATIONS = 100  # in a row on an image
 LARGEST_CREW = 256  # processes that decode: more is a slip of the hand, and would bring a machine down
 MOST = 2**31 - 1  # of anything that is counted
-STEEPEST = 1e6  # of rates and weights: beyond it float32 ends within a few steps
 Weights = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
 Channel = Annotated[float, Field(ge=-STEEPEST, le=STEEPEST)]
 Plain = Literal["none", "crop", "rotate", "resized-crop"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from letkd.report.charts import Chart, Series
-from letkd.runs.evaluate import Predictions
+from letkd.runs.evaluation import Predictions
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from letkd.errors import LetkdError, RunError
 from letkd.files import must_be_utf8
 from letkd.progress import say
 from letkd.recipes import Recipe, list_methods, list_pairs, resolve
-from letkd.recipes.layers import as_toml, dotted, leaves
+from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.report.paper import PaperResult, paper_result, place
 from letkd.runs.folder import RunFolder, Tell
 from letkd.runs.records import Note, Result

@@ -10,7 +10,7 @@ from letkd.report.collect import Group
 
 NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "seconds", "loss", "health", "teacher_top1"}
 
-# What `letkd.report.health.health` gives, in words. Shares are shown in per cent.
+# What `letkd.inspect.health.health` gives, in words. Shares are shown in per cent.
 HEALTH = {
     "used": "templates used",
     "dead": "dead templates",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.errors import NonFiniteError, TapError
+from letkd.inspect.sites import at_rest
 from letkd.report.charts import a_figure
-from letkd.report.sites import at_rest
 from letkd.taps import Taps, as_logits, as_taps
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from torch import Tensor
 from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
+from letkd.inspect.sites import at_rest, layer_path
 from letkd.progress import track
-from letkd.report.sites import at_rest, layer_path
 from letkd.taps import Tap, Taps
 
 

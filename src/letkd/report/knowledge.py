@@ -11,8 +11,8 @@ from torch import Tensor
 from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.functional import pixels
+from letkd.inspect.sites import Seen, at_rest, look
 from letkd.report.opened import batch_of, some
-from letkd.report.sites import Seen, at_rest, look
 from letkd.taps import as_logits
 
 Entries = list[tuple[int, float]]

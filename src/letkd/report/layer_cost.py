@@ -11,7 +11,7 @@ from letkd.layer import KDLayer
 from letkd.models import create_model
 from letkd.models.cost import macs
 from letkd.report.grid import Cell, Grid
-from letkd.report.results import NONE, millions
+from letkd.report.pair_tables import NONE, millions
 from letkd.taps import as_taps, graft, probe
 
 SIZES = (64, 256, 1024, 4096)

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, Dataset, Loader
 from letkd.data.loader import eval_batch, normalise
-from letkd.deploy.facts import facts_from
 from letkd.distiller import Distiller
+from letkd.distiller.facts import facts_from
+from letkd.distiller.student import load_student, read_header
+from letkd.distiller.teacher_input import SeenTeacher
 from letkd.errors import LetkdError, RunError
 from letkd.models import list_models
 from letkd.models.cost import macs
 from letkd.progress import say
 from letkd.report.collect import Run
 from letkd.runs.checkpoint import load_trained
-from letkd.runs.evaluate import Predictions, predict
-from letkd.student import load_student, read_header
-from letkd.teacher_input import SeenTeacher
+from letkd.runs.evaluation import Predictions, predict
 from letkd.train.build import build_distiller, read_data
 from letkd.train.teachers import build_teacher
 

@@ -18,7 +18,7 @@ from letkd.report.features import Way
 from letkd.report.grid import Cell, Grid, as_html
 from letkd.report.opened import Opened
 from letkd.report.page import Book, Section, paragraph, render, text
-from letkd.report.results import by_pair
+from letkd.report.pair_tables import by_pair
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

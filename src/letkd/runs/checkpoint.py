@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn, optim
 
+from letkd.distiller.finite import first_non_finite
+from letkd.distributed.processes import objects_of_all, rank, world
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
-from letkd.finite import first_non_finite
-from letkd.models.weights import as_safetensors, checksum
-from letkd.processes import objects_of_all, rank, world
 from letkd.progress import say
 from letkd.runs.records import Position, reason
+from letkd.tensors import as_safetensors, checksum
 
 NAME, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 

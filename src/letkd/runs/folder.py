@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import TypeAdapter
 
+from letkd.distiller.student import STUDENT
+from letkd.distributed.processes import world
 from letkd.errors import RunError
 from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_links, sweep, write_whole
-from letkd.processes import world
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
-from letkd.student import STUDENT
 
 LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
 Tell = Callable[[str], object]
@@ -87,12 +87,12 @@ class RunFolder:
 
     @property
     def student(self) -> Path:
-        """The trained student; see `letkd.student`."""
+        """The trained student; see `letkd.distiller.student`."""
         return self.path / STUDENT
 
     @property
     def predictions(self) -> Path:
-        """What the student takes each test image for; see `letkd.runs.evaluate.Predictions`."""
+        """What the student takes each test image for; see `letkd.runs.evaluation.Predictions`."""
         return self.path / "predictions.safetensors"
 
     @property

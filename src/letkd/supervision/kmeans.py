@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from letkd.distributed.processes import several
 from letkd.errors import FitError
 from letkd.functional import pixels
-from letkd.lanes import mm
-from letkd.processes import several
+from letkd.layer.lanes import mm
 from letkd.progress import say
 from letkd.supervision.auto import auto_K, mean_perplexity, tau_for
 from letkd.supervision.base import Supervision

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from letkd.processes import objects_of_all, rank, several
+from letkd.distributed.processes import objects_of_all, rank, several
 
 
 def _mix(x: Tensor) -> Tensor:

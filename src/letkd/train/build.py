@@ -25,17 +25,17 @@ from letkd.data import (
 )
 from letkd.data.loader import eval_batch
 from letkd.distiller import Distiller
+from letkd.distiller.student import is_student_file, load_student
+from letkd.distributed.processes import rank, world
 from letkd.errors import LetkdError, RecipeError, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
-from letkd.processes import rank, world
 from letkd.progress import say
 from letkd.recipes.schema import Data, Network, Recipe
-from letkd.sites import proposed_taps
-from letkd.student import is_student_file, load_student
 from letkd.taps import Tap, as_taps
-from letkd.teacher import fold_teacher
+from letkd.taps.find import proposed_taps
+from letkd.taps.fold_bn import fold_teacher
 from letkd.train.optim import freeze
 from letkd.train.teachers import build_teacher
 

@@ -9,9 +9,9 @@ from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.errors import RunError
 from letkd.files import read_plain, write_whole
-from letkd.models.weights import fingerprint
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
+from letkd.tensors import fingerprint
 
 
 def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:

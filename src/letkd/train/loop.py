@@ -12,28 +12,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from letkd.cache import TeacherCache
-from letkd.compiled import CompiledParts, check_device
 from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
+from letkd.distiller.cache import TeacherCache
+from letkd.distiller.student import save_student
+from letkd.distributed.processes import objects_of_all, several, sum_of_all, wait_for_all
+from letkd.distributed.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from letkd.files import tidy
+from letkd.inspect.health import health
 from letkd.models import load_weights, save_weights
-from letkd.processes import objects_of_all, several, sum_of_all, wait_for_all
 from letkd.progress import bar, on_terminal, say
 from letkd.recipes.schedule import lr_factor, phase_at
 from letkd.recipes.schema import Phase, Recipe
-from letkd.report.health import health
 from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
-from letkd.runs.evaluate import Accuracy, judge
+from letkd.runs.evaluation import Accuracy, judge
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
-from letkd.student import save_student
-from letkd.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.train.board import Board, board
 from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.train.compiled import CompiledParts, check_device
+from letkd.train.fabric import launch
 from letkd.train.inputs import check_inputs
-from letkd.train.launch import launch
 from letkd.train.optim import build_optimizer, set_lr
 from letkd.train.stop import Wish, polite_stop
 from letkd.train.teachers import measure_teacher

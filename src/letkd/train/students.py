@@ -11,14 +11,14 @@ from letkd.data import Dataset, FileSplit, Loader, load_data
 from letkd.data.base import Size
 from letkd.data.check import LISTS
 from letkd.data.loader import eval_batch
-from letkd.deploy.facts import Facts, facts_from
+from letkd.distiller.facts import Facts, facts_from
+from letkd.distiller.student import is_student_file, load_student, read_header
 from letkd.errors import DataError, RunError, nearest
 from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
 from letkd.progress import say
-from letkd.runs.evaluate import Accuracy, evaluate
+from letkd.runs.evaluation import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
-from letkd.student import is_student_file, load_student, read_header
 from letkd.taps import Taps, as_logits, run_once
 from letkd.train.build import read_data
 

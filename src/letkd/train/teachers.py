@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 from letkd.data import Dataset, Loader
-from letkd.deploy.facts import Facts, facts_from
 from letkd.distiller import Distiller
+from letkd.distiller.facts import Facts, facts_from
+from letkd.distiller.student import is_student_file, load_student, read_header
+from letkd.distiller.teacher_input import SeenTeacher, TeacherInput
+from letkd.distributed.processes import rank, world
 from letkd.errors import DataError, RecipeError
 from letkd.models import create_model
 from letkd.models.extras import facts_of_network
 from letkd.models.pretrained import facts_of_weights
-from letkd.processes import rank, world
 from letkd.progress import say
 from letkd.recipes.schema import Recipe, Teacher
-from letkd.runs.evaluate import evaluate
-from letkd.student import is_student_file, load_student, read_header
-from letkd.teacher_input import SeenTeacher, TeacherInput
+from letkd.runs.evaluation import evaluate
 
 MEASURED = 2000  # images that the teacher's accuracy is measured on
 

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from letkd.layer import KDLayer
+from letkd.layer.kd_layer import KDLayer
 from letkd.taps import replace_module
-from letkd.teacher import fold_bn
+from letkd.taps.fold_bn import fold_bn
 
 
 class FoldedKDLayer(nn.Module):

@@ -19,7 +19,7 @@ IMAGENET = (3, 224, 224)
 COLUMNS = ("network", "input", "classes", "parameters", "MACs", "stem, stages", "intermediate", "penultimate")
 HEAD = """# Networks
 
-Made from the zoo by `python -m letkd.report.models > docs/models.md`; do not edit by hand. `letkd models` prints the same, with
+Made from the zoo by `python -m letkd.report.model_cards > docs/models.md`; do not edit by hand. `letkd models` prints the same, with
 `--input 64x64` for images of another size. MACs are the multiply-accumulates of convolutions and the classifier for one image;
 64×8² is a map of 64 channels, 8 high and 8 wide. `letkd.create_model(name, num_classes=…)` builds any of them, and
 `letkd taps NAME` lists its modules.

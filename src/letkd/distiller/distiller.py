@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch, channels_of, check_labels, example_for
+from letkd.distiller.finite import all_finite, where_non_finite
+from letkd.distiller.teacher_input import TeacherInput
+from letkd.distributed.processes import objects_of_all, rank
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
-from letkd.finite import all_finite, where_non_finite
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
-from letkd.processes import objects_of_all, rank
 from letkd.progress import bar, say, track
-from letkd.reach import Reach
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
 from letkd.supervision.shared import finish_of_all
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
-from letkd.teacher_input import TeacherInput
+from letkd.taps.reach import Reach
 
 if TYPE_CHECKING:
-    from letkd.cache import TeacherCache
+    from letkd.distiller.cache import TeacherCache
 
 __all__ = ["Batch", "Distiller", "Step"]
 
@@ -57,7 +57,7 @@ class Distiller(nn.Module):
             it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. A module is
             registered, so its parameters are trained.
         images: number of training images; a supervision with K = "auto" needs it.
-        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.fused`), in a fraction of the time and memory. The
+        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
         checks: look at every step's label values and loss and stop at the first that is wrong. Shapes and types always are.

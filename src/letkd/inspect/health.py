@@ -5,7 +5,7 @@ from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller
-from letkd.report.sites import Seen, at_rest, look
+from letkd.inspect.sites import Seen, at_rest, look
 
 
 def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:

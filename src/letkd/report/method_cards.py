@@ -18,7 +18,7 @@ PAIR = ("resnet56", "resnet20")
 LABELS = (soft_assign, transition_scores, ConvSupervision)
 HEAD = """# Methods
 
-Made from the methods and their recipes by `python -m letkd.report.methods > docs/methods.md`; do not edit by hand. First the losses
+Made from the methods and their recipes by `python -m letkd.report.method_cards > docs/methods.md`; do not edit by hand. First the losses
 as formulae, then every row of the tables, those of newer methods too, with what it reads and its defaults. "Adds at inference" is
 what the shipped student has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
 

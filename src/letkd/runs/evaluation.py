@@ -11,14 +11,14 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from letkd.batch import Batch, channels_of, check_labels
+from letkd.distiller.finite import first_non_finite
+from letkd.distributed.processes import objects_of_all
 from letkd.errors import NonFiniteError, RunError
 from letkd.files import write_whole
-from letkd.finite import first_non_finite
-from letkd.models.weights import checksum
-from letkd.processes import objects_of_all
 from letkd.progress import track
 from letkd.runs.records import reason
 from letkd.taps import as_logits
+from letkd.tensors import checksum
 
 
 @dataclass(frozen=True)

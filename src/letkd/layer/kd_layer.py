@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from letkd import fused
 from letkd.functional import pixels
+from letkd.layer import fused
 
 
 def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 1.0) -> Float[Tensor, "b K *i"]:
@@ -89,7 +89,7 @@ class KDLayer(nn.Module):
         normalize_value_input: whether p is scaled to unit length before ν. The authors' code does; the paper's text speaks of
             the kernels only, and with False the strength of the match reaches x̂ (docs/deviations.md, D3 and D4).
 
-    Below stands the definition. With `fused` set, as a method does for training, `letkd.fused` gives the same x̂ within rounding and
+    Below stands the definition. With `fused` set, as a method does for training, `letkd.layer.fused` gives the same x̂ within rounding and
     in a fraction of the memory: `a` is then never there as a whole, and the child `log_Z` has log Σ_k exp a_{k|i} for the loss.
     What is compiled or exported is always the definition.
 

@@ -12,10 +12,10 @@ from pydantic import create_model as make
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from letkd.deploy.facts import Count, Facts, Input, Number, checked, table_from_json, wrong_places
-from letkd.deploy.fold import FoldedKDLayer
+from letkd.distiller.facts import Count, Facts, Input, Number, checked, table_from_json, wrong_places
 from letkd.errors import CheckpointError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
+from letkd.layer.folded import FoldedKDLayer
 from letkd.methods.simkd import FrozenLinear, Projector
 from letkd.models import create_model, list_models, load_weights, save_weights
 from letkd.taps import find_module, graft, replace_module
@@ -69,7 +69,7 @@ def save_student(student: nn.Module, path: str | Path, *, model: str, num_classe
 
     Args:
         model: the name that `create_model` knows the bare network by.
-        facts: what else should travel in the header: the fields of `letkd.deploy.facts.Facts` (class names, mean, std, size), and
+        facts: what else should travel in the header: the fields of `letkd.distiller.facts.Facts` (class names, mean, std, size), and
             anything that JSON can hold.
     """
     header = {**facts, "format": FORMAT, "model": model, "num_classes": num_classes, "changes": _changes(student)}
@@ -77,7 +77,7 @@ def save_student(student: nn.Module, path: str | Path, *, model: str, num_classe
         Header.model_validate(header)
     except ValidationError as error:
         raise CheckpointError(
-            f"{path} was not written: no student can have what is given as {wrong_places(error)}; see letkd.deploy.facts.Facts"
+            f"{path} was not written: no student can have what is given as {wrong_places(error)}; see letkd.distiller.facts.Facts"
         ) from None
     save_weights(student, path, {"letkd": json.dumps(header)})
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, load_data
-from letkd.deploy.facts import Facts
 from letkd.deploy.process import SECONDS
 from letkd.deploy.runners import Runner, open_model
+from letkd.distiller.facts import Facts
 from letkd.errors import DataError, RunError
-from letkd.runs.evaluate import Accuracy, evaluate
+from letkd.runs.evaluation import Accuracy, evaluate
 
 BATCH = 64
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from letkd.processes import several
+from letkd.distributed.processes import several
 
 
 class _Sum(torch.autograd.Function):

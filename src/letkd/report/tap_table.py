@@ -6,8 +6,8 @@ import torch
 from rich.text import Text
 from torch import nn
 
-from letkd.sites import proposals
 from letkd.taps import Ran, Tap, as_taps, trace
+from letkd.taps.find import proposals
 
 SITES = ("penultimate", "intermediate")
 UNKNOWN = (3, 224, 224)

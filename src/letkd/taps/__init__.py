@@ -1,0 +1,37 @@
+"""Places in a network: read there, put a layer there, find the ones that matter."""
+
+from letkd.taps.find import find_taps
+from letkd.taps.tap import (
+    Graft,
+    Ran,
+    Replacement,
+    Tap,
+    Taps,
+    as_logits,
+    as_taps,
+    check_model,
+    find_module,
+    graft,
+    probe,
+    replace_module,
+    run_once,
+    trace,
+)
+
+__all__ = [
+    "Graft",
+    "Ran",
+    "Replacement",
+    "Tap",
+    "Taps",
+    "as_logits",
+    "as_taps",
+    "check_model",
+    "find_module",
+    "find_taps",
+    "graft",
+    "probe",
+    "replace_module",
+    "run_once",
+    "trace",
+]
