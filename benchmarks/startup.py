@@ -17,7 +17,7 @@ from timing import begin, parser, settle, show
 
 FIRST_STEP = """
 import sys, time
-from letkd.train import loop
+from letkd.training import loop
 from letkd.recipes import resolve
 from letkd.distiller import Distiller
 forward = Distiller.forward

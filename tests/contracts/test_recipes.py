@@ -15,8 +15,8 @@ from letkd.errors import UnsupportedPair
 from letkd.models import create_model, save_weights
 from letkd.recipes import list_methods, list_pairs, resolve
 from letkd.report.paper import MODERN, paper_result
-from letkd.train import build, teachers
-from letkd.train.optim import build_optimizer
+from letkd.training import build, teachers
+from letkd.training.optim import build_optimizer
 
 C = 3
 SIZES = {"digits": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224}

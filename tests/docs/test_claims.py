@@ -5,7 +5,7 @@ import pytest
 from letkd.methods import METHODS
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
-from letkd.train import loop
+from letkd.training import loop
 
 
 def test_the_test_split_is_read_after_the_last_epoch_only(tmp_path, monkeypatch):

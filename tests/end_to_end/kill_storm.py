@@ -18,7 +18,7 @@ import torch
 
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
-from letkd.train import loop
+from letkd.training import loop
 
 
 def die() -> None:

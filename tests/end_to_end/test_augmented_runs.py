@@ -5,7 +5,7 @@ import torch
 from letkd.data import Chain, CropFlip, Erase, FileSplit, Loader, Mix, RandAugment, ResizedCropFlip, TrivialAugment, load_data
 from letkd.data.augment import Augment
 from letkd.recipes import resolve
-from letkd.train.build import build_distiller, read_data, train_loader
+from letkd.training.build import build_distiller, read_data, train_loader
 from tests.end_to_end.test_resume import SMALL
 from tests.trees import a_tree
 

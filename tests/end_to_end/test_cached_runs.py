@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.cli.main import app
 from letkd.distiller.cache import TeacherCache
 from letkd.errors import Stopped

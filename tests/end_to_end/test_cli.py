@@ -230,7 +230,7 @@ def test_a_nothing_to_fit_method_says_so(letkd, teacher):
 
 
 def test_ctrl_c_says_how_to_go_on(letkd, monkeypatch):
-    import letkd.train.loop as loop
+    import letkd.training.loop as loop
 
     def stop(*args, **kwargs):
         raise KeyboardInterrupt

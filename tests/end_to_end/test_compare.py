@@ -8,15 +8,15 @@ import signal
 import pytest
 import torch
 
-import letkd.train.loop as loop
-import letkd.train.trials as trials
+import letkd.training.loop as loop
+import letkd.training.trials as trials
 from letkd.errors import RecipeError, UnsupportedPair
 from letkd.methods import KD, METHODS
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
-from letkd.train.launchers import Local
-from letkd.train.trials import compare
+from letkd.training.launchers import Local
+from letkd.training.trials import compare
 
 SMALL = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
 
@@ -38,8 +38,8 @@ class Breaks(KD):
 @pytest.fixture
 def recipes(monkeypatch):
     """Two more methods: one that refuses the pair and one that breaks in its first step."""
-    monkeypatch.setitem(METHODS, "refuses", Refuses)
-    monkeypatch.setitem(METHODS, "breaks", Breaks)
+    monkeypatch.setitem(METHODS._items, "refuses", Refuses)
+    monkeypatch.setitem(METHODS._items, "breaks", Breaks)
 
     def with_more(pair, *, method=None, **given):
         if method in ("refuses", "breaks"):

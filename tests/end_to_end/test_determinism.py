@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.errors import RunError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.train.trials import run_trials
+from letkd.training.trials import run_trials
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=2", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
 

@@ -202,7 +202,7 @@ def test_a_missing_extra_is_told_with_the_command(monkeypatch):
 def run_folder(tmp_path_factory) -> Path:
     """A finished run: a student with two KD layers, trained for one short epoch."""
     from letkd.recipes import resolve
-    from letkd.train.loop import train
+    from letkd.training.loop import train
 
     set_quiet(True)
     folder = tmp_path_factory.mktemp("runs")

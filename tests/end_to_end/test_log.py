@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import letkd.progress as progress
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.errors import Stopped
 from letkd.recipes import resolve
-from letkd.train.board import board, scalars
+from letkd.training.board import board, scalars
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=4", "student.model=resnet8_tiny"]
 RECIPE = resolve("digits/tiny/ce", settings=SMALL)

@@ -13,14 +13,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.distributed.sync_bn import sync_batch_norms, unsync_batch_norms
 from letkd.errors import RecipeError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.supervision.stats import ClassMoments, Reservoir
-from letkd.train.board import scalars
-from letkd.train.fabric import processes_from
+from letkd.training.board import scalars
+from letkd.training.fabric import processes_from
 from tests.end_to_end.test_resume import MIXED, recipe_for, same_end, teacher  # noqa: F401 - a fixture
 
 HERE = Path(__file__).parent

@@ -15,13 +15,13 @@ import pytest
 import tomli_w
 import torch
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
-from letkd.train.stop import polite_stop
+from letkd.training.stop import polite_stop
 
 HERE = Path(__file__).parent
 SMALL = [
@@ -201,7 +201,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_is_intact(teacher, tmp_path
     code = """
 import resource, signal, sys
 from letkd.recipes import resolve
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 save, calls = loop.save_checkpoint, []
 def save_until_full(*args):

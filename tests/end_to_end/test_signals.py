@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.models import create_model
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
@@ -73,7 +73,7 @@ def term_at(patch: pytest.MonkeyPatch, place: str, call: int = 1) -> list[int]:
 
 
 STAGES = {
-    "reading data": ("letkd.train.loop.read_data", 1),
+    "reading data": ("letkd.training.loop.read_data", 1),
     "loading weights": ("torch.load", 1),
     "fitting": ("letkd.supervision.kmeans.kmeans", 1),
     "writing what was fitted": ("letkd.supervision.artefacts.write_whole", 1),
@@ -152,7 +152,7 @@ class Finaliser:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("place", ["letkd.train.loop.read_data", "letkd.train.build.load_data"])
+@pytest.mark.parametrize("place", ["letkd.training.loop.read_data", "letkd.training.build.load_data"])
 def test_a_stop_that_another_library_lost_still_stops_the_command(place, train, monkeypatch, tmp_path):
     real = pkgutil.resolve_name(place)
 
@@ -174,7 +174,7 @@ def test_a_stop_that_another_library_turned_into_an_error_is_a_stop(train, monke
         except BaseException as error:
             raise RuntimeError("import failed") from error
 
-    monkeypatch.setattr("letkd.train.loop.read_data", turn)
+    monkeypatch.setattr("letkd.training.loop.read_data", turn)
     code, _, err = train("run")
     assert (code, err) == (75, "letkd: stopped; run the same command again to continue\n")
 

@@ -15,8 +15,8 @@ from letkd.distiller.student import load_student, save_student
 from letkd.layer import KDLayer
 from letkd.models import create_model, save_weights
 from letkd.recipes import resolve
-from letkd.train import build
-from letkd.train.teachers import build_teacher
+from letkd.training import build
+from letkd.training.teachers import build_teacher
 
 COLOURS = {"blue": (30, 40, 210), "green": (40, 200, 50), "red": (220, 30, 40)}
 ORDER = ("red", "blue", "green")  # folders are in the order of the alphabet
@@ -115,7 +115,7 @@ def test_other_classes_are_refused_where_logits_are_read_and_told_elsewhere(letk
 def test_a_teacher_is_measured_once_per_run(letkd, tree, teacher, monkeypatch):
     more = command(tree, teacher, "--method", "kd", "--set", "train.epochs=2")
     seen = []
-    monkeypatch.setattr("letkd.train.loop._Run._finish", lambda run: seen.append(run.state.teacher_top1))
+    monkeypatch.setattr("letkd.training.loop._Run._finish", lambda run: seen.append(run.state.teacher_top1))
     assert "100.00 % on" in letkd(*more)[2]
     assert "100.00 % on" not in letkd(*more)[2]
     assert seen == [100.0, 100.0]

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.distiller.student import load_student
@@ -15,7 +15,7 @@ from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
 from letkd.runs.checkpoint import NAME
 from letkd.runs.evaluation import evaluate
-from letkd.train.trials import run_trials
+from letkd.training.trials import run_trials
 from tests.conftest import a_net
 
 NONE = torch.zeros(0, dtype=torch.int64)

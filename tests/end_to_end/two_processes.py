@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.recipes import resolve
 from tests.end_to_end.kill_storm import set_trap
 

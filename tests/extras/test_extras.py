@@ -267,7 +267,7 @@ def test_no_pickle_is_read_and_no_code_of_the_folder_runs(saved, tmp_path):
 def test_a_folder_of_transformers_says_what_it_was_trained_on(saved):
     from letkd.data import Dataset, Split
     from letkd.recipes.schema import Teacher
-    from letkd.train.teachers import build_teacher
+    from letkd.training.teachers import build_teacher
 
     folder, _ = saved(size=32)
     split = Split(torch.zeros(3, 3, 24, 24, dtype=torch.uint8), torch.arange(3))
@@ -281,7 +281,7 @@ def test_timm_says_what_its_networks_were_trained_on(tmp_path):
     needs("timm")
     from letkd.data import Dataset, Split
     from letkd.recipes.schema import Teacher
-    from letkd.train.teachers import build_teacher
+    from letkd.training.teachers import build_teacher
 
     split = Split(torch.zeros(3, 3, 64, 64, dtype=torch.uint8), torch.arange(3))
     data = Dataset("x", split, split, split, classes=("a", "b", "c"), mean=(0.5,) * 3, std=(0.5,) * 3, flip=True)

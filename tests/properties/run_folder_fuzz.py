@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.cli.main import main
 from letkd.errors import RESUME_ME, Stopped
 from letkd.progress import set_quiet

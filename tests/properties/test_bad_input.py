@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.main import get_command
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.cli.main import app, main
 from letkd.data.unpack import unpack
 from letkd.errors import DataError, LetkdError, Stopped

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from letkd.cli.main import app
-from letkd.train.trials import compare
+from letkd.training.trials import compare
 from tests.report.browser import Browser
 
 METHODS = ["ce", "kd", "quest", "letkd-2"]

@@ -135,7 +135,7 @@ def test_from_the_command_line_and_again_for_nothing(tmp_path, capsys, monkeypat
     assert sorted(path.name for path in tmp_path.glob("letkd-2*")) == [
         *("letkd-2", "letkd-2-K-1", "letkd-2-K-16", "letkd-2-K-32", "letkd-2-K-4"),
     ]
-    import letkd.train.loop as loop
+    import letkd.training.loop as loop
 
     monkeypatch.setattr(loop, "build_distiller", None)  # nothing is built a second time
     with pytest.raises(SystemExit):

@@ -16,7 +16,7 @@ from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
 from letkd.report.paper import ORDER, named_methods, paper_results, place
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
-from letkd.train.trials import compare
+from letkd.training.trials import compare
 
 PAIR = "cifar100/rn56-rn20"
 
@@ -167,7 +167,7 @@ def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path,
         def build(self, student, teacher):
             raise UnsupportedPair("the moon is in the wrong house")
 
-    monkeypatch.setitem(METHODS, "kd", Refuses)
+    monkeypatch.setitem(METHODS._items, "kd", Refuses)
     small = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
     compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
     group = next(group for group in find_groups([tmp_path]) if group.method == "kd")

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.distiller import Distiller
 from letkd.errors import RecipeError
 from letkd.methods import letkd1
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.train.compiled import CompiledParts
-from letkd.train.loop import train
+from letkd.training.compiled import CompiledParts
+from letkd.training.loop import train
 from tests.conftest import a_distiller, a_stream
 
 

@@ -12,7 +12,7 @@ from letkd.data.base import READERS
 from letkd.data.loader import eval_batch
 from letkd.errors import DataError
 from letkd.recipes import resolve
-from letkd.train.build import eval_loader
+from letkd.training.build import eval_loader
 
 
 def a_split(n: int = 6, label: int = 0, size: int = 4) -> Split:

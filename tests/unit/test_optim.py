@@ -9,7 +9,7 @@ import letkd
 from letkd.errors import RecipeError
 from letkd.recipes import Recipe, resolve
 from letkd.recipes.schedule import lr_factor
-from letkd.train.optim import OPTIMISERS, build_optimizer, freeze
+from letkd.training.optim import OPTIMISERS, build_optimizer, freeze
 
 EPOCHS, STEPS = 5, 7
 

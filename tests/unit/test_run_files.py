@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import letkd
-import letkd.train.loop as loop
+import letkd.training.loop as loop
 from letkd.distiller.student import FORMAT, save_student
 from letkd.errors import CheckpointError, DataError, RunError
 from letkd.files import must_be_utf8, read_plain, scrap_name, sweep, write_whole
@@ -31,7 +31,7 @@ from letkd.runs.evaluation import Predictions
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
-from letkd.train.trials import compare
+from letkd.training.trials import compare
 
 SRC = Path(letkd.__file__).parent
 SMALL = ["data.fraction=0.05", "data.batch_size=16", "train.epochs=1", "train.steps=1", "student.model=resnet8_tiny"]
@@ -481,7 +481,7 @@ def test_no_file_of_a_run_folder_is_named_outside_its_class():
 
 
 def test_the_package_looks_down_only():
-    above = ("letkd.train", "letkd.report", "letkd.deploy", "letkd.cli")
+    above = ("letkd.training", "letkd.report", "letkd.deploy", "letkd.cli")
     for path in (SRC / "runs").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -60,7 +60,7 @@ def analyse(
         return
 
     from letkd.report.analyses import as_chart, as_grid
-    from letkd.train.trials import compare
+    from letkd.training.trials import compare
 
     values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     variants = analysis.variants()

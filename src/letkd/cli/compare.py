@@ -10,7 +10,7 @@ from letkd.cli import options as o
 from letkd.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
-    from letkd.train.launchers import Launcher
+    from letkd.training.launchers import Launcher
 
 
 def compare(
@@ -108,7 +108,7 @@ def show(
     from letkd.files import write_whole
     from letkd.progress import show
     from letkd.report.tables import as_markdown, as_rich
-    from letkd.train.trials import compare as run
+    from letkd.training.trials import compare as run
 
     rows = run(
         pair,

@@ -49,7 +49,7 @@ def evaluate(
     from rich.text import Text
 
     from letkd.progress import show
-    from letkd.train.students import evaluate_network, evaluate_student
+    from letkd.training.students import evaluate_network, evaluate_student
 
     view = {"mean": o.numbers(mean, "--mean"), "std": o.numbers(std, "--std"), "size": o.size(size)}
     if weights is not None:

@@ -38,7 +38,7 @@ def fit(
     )
     from letkd.files import refuse_links, tidy
     from letkd.runs.folder import RunFolder
-    from letkd.train import build
+    from letkd.training import build
 
     folder = RunFolder(o.run_folder(out, cell, recipe)).supervision
 

@@ -30,7 +30,7 @@ from letkd.cli import (
 from letkd.cli.memory import keep_large_blocks
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.progress import plain
-from letkd.train.stop import STOPPED, immediate_stop
+from letkd.training.stop import STOPPED, immediate_stop
 
 _debug = False
 app = typer.Typer(

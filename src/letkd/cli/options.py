@@ -10,7 +10,7 @@ from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.recipes import Recipe
-    from letkd.train.launchers import Launcher
+    from letkd.training.launchers import Launcher
 
 Cell = Annotated[
     str | None,
@@ -149,7 +149,7 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
 
 def launcher(jobs: int) -> "Launcher | None":
     """What runs the tasks: this process itself for one job at a time."""
-    from letkd.train.launchers import Local
+    from letkd.training.launchers import Local
 
     return Local(jobs) if jobs > 1 else None
 

@@ -76,8 +76,8 @@ def train(
     from letkd.progress import show
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
-    from letkd.train.loop import train as run
-    from letkd.train.trials import run_trials
+    from letkd.training.loop import train as run
+    from letkd.training.trials import run_trials
 
     if trials == 1:
         results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from letkd.data.base import Dataset, Reading, reader, stratified
+from letkd.data.base import Dataset, Reading, register_data, stratified
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.pictures import shown
 from letkd.errors import DataError
@@ -39,7 +39,7 @@ def list_tree(root: Path) -> dict[str, Listing]:
     return parts
 
 
-@reader("folder")
+@register_data("folder")
 def read_folder(root: Path | None, reading: Reading) -> Dataset:
     """`train`, `val` and `test` with a folder for each class; or one such tree, of which a fifth of each class is the test split."""
     root = need_folder("folder", root, "a tree of images with one folder for each class")

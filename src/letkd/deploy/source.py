@@ -17,7 +17,7 @@ from letkd.files import must_be_utf8
 from letkd.models.base import is_code
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
-from letkd.train.students import data_of
+from letkd.training.students import data_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from letkd.report.paper import PaperResult, paper_result
 from letkd.runs.results import mean_std
 
 if TYPE_CHECKING:
-    from letkd.train.trials import Variant
+    from letkd.training.trials import Variant
 
 K_INTER = "methods.letkd.sites.intermediate.supervision.K"
 
@@ -70,7 +70,7 @@ class Analysis:
         return paper_result(own) or paper_result(theirs)
 
     def variants(self) -> "list[Variant]":
-        from letkd.train.trials import Variant
+        from letkd.training.trials import Variant
 
         rows = {line.name: Variant(line.name, line.method, line.settings) for line in self.lines}
         return list(rows.values())

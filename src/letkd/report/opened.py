@@ -22,8 +22,8 @@ from letkd.progress import say
 from letkd.report.collect import Run
 from letkd.runs.checkpoint import load_trained
 from letkd.runs.evaluation import Predictions, predict
-from letkd.train.build import build_distiller, read_data
-from letkd.train.teachers import build_teacher
+from letkd.training.build import build_distiller, read_data
+from letkd.training.teachers import build_teacher
 
 What = TypeVar("What")
 

@@ -102,7 +102,7 @@ class RunFolder:
 
     @property
     def inputs(self) -> Path:
-        """Fingerprints of the teacher and the images that the run began with; see `letkd.train.inputs`."""
+        """Fingerprints of the teacher and the images that the run began with; see `letkd.training.inputs`."""
         return self.path / self.INPUTS
 
     @property

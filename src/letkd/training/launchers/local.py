@@ -14,8 +14,8 @@ import torch
 
 from letkd.errors import Stopped
 from letkd.progress import say, set_quiet
-from letkd.train.launchers.tasks import RETRIES, Outcome, Task, attempt
-from letkd.train.stop import STOPPED, immediate_stop, polite_stop
+from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 
 class Local:

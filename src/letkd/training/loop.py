@@ -29,14 +29,14 @@ from letkd.runs.checkpoint import check_finite, load_checkpoint, save_checkpoint
 from letkd.runs.evaluation import Accuracy, judge
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
-from letkd.train.board import Board, board
-from letkd.train.build import build_distiller, eval_loader, fit, read_data, train_loader
-from letkd.train.compiled import CompiledParts, check_device
-from letkd.train.fabric import launch
-from letkd.train.inputs import check_inputs
-from letkd.train.optim import build_optimizer, set_lr
-from letkd.train.stop import Wish, polite_stop
-from letkd.train.teachers import measure_teacher
+from letkd.training.board import Board, board
+from letkd.training.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.training.compiled import CompiledParts, check_device
+from letkd.training.fabric import launch
+from letkd.training.inputs import check_inputs
+from letkd.training.optim import build_optimizer, set_lr
+from letkd.training.stop import Wish, polite_stop
+from letkd.training.teachers import measure_teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -20,7 +20,7 @@ from letkd.progress import say
 from letkd.runs.evaluation import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
 from letkd.taps import Taps, as_logits, run_once
-from letkd.train.build import read_data
+from letkd.training.build import read_data
 
 Channels = Sequence[float]
 

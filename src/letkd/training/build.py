@@ -36,8 +36,8 @@ from letkd.recipes.schema import Data, Network, Recipe
 from letkd.taps import Tap, as_taps
 from letkd.taps.find import proposed_taps
 from letkd.taps.fold_bn import fold_teacher
-from letkd.train.optim import freeze
-from letkd.train.teachers import build_teacher
+from letkd.training.optim import freeze
+from letkd.training.teachers import build_teacher
 
 AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "none": lambda table, flip: Augment(),

@@ -11,8 +11,8 @@ from letkd.recipes import Recipe, resolve, resolve_with_sources, scaling
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
-from letkd.train.launchers import FitTask, Launcher, Local, Outcome, Task, TrainTask
-from letkd.train.loop import train
+from letkd.training.launchers import FitTask, Launcher, Local, Outcome, Task, TrainTask
+from letkd.training.loop import train
 
 
 def run_trials(

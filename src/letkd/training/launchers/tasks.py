@@ -76,7 +76,7 @@ class TrainTask:
         return str(self.folder)
 
     def __call__(self) -> None:
-        from letkd.train.loop import train
+        from letkd.training.loop import train
 
         train(self.recipe, self.folder, supervision=self.supervision, save_minutes=self.save_minutes, force=self.force)
 
@@ -96,7 +96,7 @@ class FitTask:
         return f"fits in {self.supervision}"
 
     def __call__(self) -> None:
-        from letkd.train.build import build_distiller, fit, read_data
+        from letkd.training.build import build_distiller, fit, read_data
 
         for recipe in self.recipes:
             with suppress(LetkdError):
