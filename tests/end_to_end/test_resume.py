@@ -19,6 +19,7 @@ import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
+from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.training.stop import polite_stop
@@ -172,7 +173,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teache
         last.unlink()
     else:
         last.write_bytes(bytes(changed[damage]))
-    monkeypatch.setattr("letkd.progress._quiet", False)
+    set_quiet(False)
     loop.train(recipe, tmp_path / "run")
     told = capsys.readouterr().err
     assert "goes on after epoch 2" in told

@@ -29,7 +29,7 @@ from letkd.cli import (
 )
 from letkd.cli.memory import keep_large_blocks
 from letkd.errors import RESUME_ME, LetkdError, Stopped
-from letkd.progress import plain
+from letkd.progress import plain, set_quiet
 from letkd.training.stop import STOPPED, immediate_stop
 
 _debug = False
@@ -81,6 +81,7 @@ def main() -> None:
     """
     _open_streams()
     keep_large_blocks()
+    set_quiet(False)
     try:
         with immediate_stop() as wish:
             try:

@@ -40,8 +40,8 @@ def lines(recipe: "Recipe", sources: dict[str, str]) -> list[str]:
     """A line of TOML for every key: its value and, as the comment, its source. Keys without a value follow as comments."""
     from letkd.recipes.tables import as_toml, dotted, leaves
 
-    values = {dotted(path): value for path, value in leaves(recipe.model_dump())}
-    texts = {key: f"{key} = {as_toml(value)}" for key, value in values.items() if value is not None}
+    values = {dotted(path): value for path, value in leaves(recipe.model_dump(exclude_none=True))}
+    texts = {key: f"{key} = {as_toml(value)}" for key, value in values.items()}
     width = max(map(len, texts.values()))
-    unset = [f"# {key} is not set" for key, value in values.items() if value is None]
+    unset = [f"# {dotted(path)} is not set" for path, value in leaves(recipe.model_dump()) if value is None]
     return [f"{text:<{width}}  # {sources.get(key, 'default')}" for key, text in texts.items()] + unset
