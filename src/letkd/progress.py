@@ -32,17 +32,17 @@ class _ToScreen(logging.Handler):
             print(text, file=sys.stderr, flush=True)
 
 
-_to_screen = _ToScreen()
+to_screen = _ToScreen()
 
 
 def set_quiet(quiet: bool) -> None:
     """Whether messages and bars stay off the screen, as they do unless the command line is used. Handlers of your own see every message."""
     global _quiet
     _quiet = quiet
-    logger.removeHandler(_to_screen)
+    logger.removeHandler(to_screen)
     logger.propagate = quiet  # on the screen once
     if not quiet:
-        logger.addHandler(_to_screen)
+        logger.addHandler(to_screen)
         logger.setLevel(logging.INFO)
 
 

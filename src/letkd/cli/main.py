@@ -27,9 +27,10 @@ from letkd.cli import (
     taps,
     train,
 )
+from letkd.cli.flags import in_flags, show_messages
 from letkd.cli.memory import keep_large_blocks
 from letkd.errors import RESUME_ME, LetkdError, Stopped
-from letkd.progress import plain, set_quiet
+from letkd.progress import plain
 from letkd.training.stop import STOPPED, immediate_stop
 
 _debug = False
@@ -81,7 +82,7 @@ def main() -> None:
     """
     _open_streams()
     keep_large_blocks()
-    set_quiet(False)
+    show_messages()
     try:
         with immediate_stop() as wish:
             try:
@@ -170,4 +171,4 @@ def _open_streams() -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"letkd: {plain(' '.join(sentence.splitlines()))}", file=sys.stderr)
+    print(f"letkd: {plain(in_flags(' '.join(sentence.splitlines())))}", file=sys.stderr)

@@ -258,9 +258,7 @@ def load_data(
     data = READERS[name](None if root is None else Path(root).expanduser(), reading)
     if size is not None and data.image_size != reading.sides:
         h, w = data.image_size
-        raise DataError(
-            f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave the size out (data.size, --size)"
-        )
+        raise DataError(f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave `size=` out")
     train, held = data.train, data.val
     if val > 0 and not len(held):
         mask = stratified(train.labels, lambda n: min(int(val * n + 0.5), n - 1), seed=(seed, 1))

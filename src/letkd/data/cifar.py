@@ -131,7 +131,7 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
     archives = " or ".join(layout.archive for layout in layouts)
     get = (
         f"get it with `letkd data get {name}`, or download {archives} from https://www.cs.toronto.edu/~kriz/cifar.html, "
-        "unpacked or not, and name its folder with root=FOLDER (--root FOLDER on the command line)"
+        "unpacked or not, and name its folder with `root=FOLDER`"
     )
     if root is None:
         raise DataError(f"{name} is read from its official files, and no folder was named; {get}")

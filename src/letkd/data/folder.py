@@ -20,7 +20,7 @@ TEST_SHARE = 0.2
 def need_folder(name: str, root: Path | None, what: str) -> Path:
     """The folder a data set is to be read from, which must be there."""
     if root is None:
-        raise DataError(f"{name} is read from {what}, and no folder was named; name it with --root FOLDER (root= in Python)")
+        raise DataError(f"{name} is read from {what}, and no folder was named; name it with `root=FOLDER`")
     if not root.is_dir():
         raise DataError(
             f"{name} was asked from {shown(root)}, which is {'no folder' if root.exists() else 'not there'}; it is read from {what}"

@@ -214,7 +214,7 @@ def _split(name: str, method: str | None) -> tuple[str, str | None]:
     pair, _, last = name.rpartition("/")
     if pair in pairs:
         if method is not None and method != last:
-            raise RecipeError(f"the cell {name!r} names the method {last!r} and --method names {method!r}; name one")
+            raise RecipeError(f"the cell {name!r} names the method {last!r} and `method=` names {method!r}; name one")
         return pair, last
     raise RecipeError(
         f"there is no recipe {name!r}; nearest: {nearest(name, pairs)} (each followed by /method), or a file that ends in .toml"

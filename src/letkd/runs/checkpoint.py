@@ -45,7 +45,7 @@ def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
     if (name := first_non_finite(module)) is not None:
         raise NonFiniteError(
             f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
-            "or clip with --set optim.clip=5"
+            "or clip with `optim.clip=5`"
         )
 
 
