@@ -28,6 +28,7 @@ browser:
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -64,4 +65,4 @@ $(EXTRAS)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXTRAS) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(EXTRAS) build dist .pytest_cache .ruff_cache .import_linter_cache

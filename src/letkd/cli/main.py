@@ -28,6 +28,7 @@ from letkd.cli import (
     taps,
     train,
 )
+from letkd.cli.flags import in_flags, show_messages
 from letkd.cli.memory import keep_large_blocks
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.progress import plain
@@ -83,6 +84,7 @@ def main() -> None:
     """
     _open_streams()
     keep_large_blocks()
+    show_messages()
     try:
         with immediate_stop() as wish:
             try:
@@ -171,4 +173,4 @@ def _open_streams() -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"letkd: {plain(' '.join(sentence.splitlines()))}", file=sys.stderr)
+    print(f"letkd: {plain(in_flags(' '.join(sentence.splitlines())))}", file=sys.stderr)

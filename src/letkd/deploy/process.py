@@ -87,7 +87,7 @@ class ModelProcess:
         self.end()
         if self.late or -code == getattr(signal, "SIGXCPU", None):
             return CheckpointError(
-                f"{self.path} gave no answer within {self.seconds:g} seconds and was stopped; allow more with --timeout, or do not use it"
+                f"{self.path} gave no answer within {self.seconds:g} seconds and was stopped; allow more with `timeout=`, or do not use it"
             )
         why = f"killed by {signal.Signals(-code).name}" if code < 0 else "without an answer"
         return CheckpointError(

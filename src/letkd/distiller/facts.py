@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from letkd.errors import CheckpointError
-from letkd.recipes.schema import LARGEST_SIDE, STEEPEST
+from letkd.limits import LARGEST_SIDE, STEEPEST
 
 FORMAT = "letkd-export-1"
 LARGEST = 1_000_000  # of anything that a file counts

@@ -82,7 +82,7 @@ class CRD(Method):
         self.reads.student["pooled"] = student.taps["pooled"]
         self.reads.teacher["pooled"] = teacher.taps["pooled"]
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> dict[str, Fitting[CRDBank]]:
         return {self.name: Fitting(self.bank, "pooled", self.name)}
 
     def lessons(self) -> Lessons:

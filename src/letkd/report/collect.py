@@ -85,7 +85,7 @@ def find_runs(paths: Iterable[str | Path], *, tell: Tell = say) -> list[Run]:
         folders = [folder for folder in RunFolder.below(path) if not is_trial(folder)]
         if not folders and not RunFolder.noted_below(path):
             raise RunError(
-                f"{path} holds no run: there is no {RunFolder.RECIPE} in it or below; name the folder that --out named"
+                f"{path} holds no run: there is no {RunFolder.RECIPE} in it or below; name the folder that `out=` named"
             )
         for folder in folders:
             if folder.resolve() not in found:

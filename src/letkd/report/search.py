@@ -79,7 +79,7 @@ def slices(study: Study) -> "Figure":
         if best is not None:
             axes.scatter([best.params[key]], [best.last], s=60, marker="*", color=COLOURS[1], label="best")
         if key in study.log:
-            values = [trial.params[key] for trial in shown]
+            values = [float(trial.params[key]) for trial in shown]
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")  # figures here have no formulae
             axes.xaxis.set_minor_formatter("{x:g}" if max(values) < 10 * min(values) else "")

@@ -59,7 +59,7 @@ def write_report(
     groups = find_groups(paths, tell=opened.note)
     if against is not None and not any(against in (group.title, group.method) for group in groups):
         rows = nearest(against, {name for group in groups for name in (group.title, group.method) if name})
-        raise RunError(f"--against {against!r} is no row of these runs; nearest: {rows}")
+        raise RunError(f"`against={against}` is no row of these runs; nearest: {rows}")
     pairs = by_pair(groups)
     found = [Section("results", "Results", parts.results(book, groups, opened, against))]
     builders: dict[tuple[str, str], Callable[[str, list[Group]], str]] = {

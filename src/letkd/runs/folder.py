@@ -179,7 +179,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"the run folder {self.path} could not be made: {error.strerror}; choose another with --out"
+                f"the run folder {self.path} could not be made: {error.strerror}; choose another with `out=`"
             ) from None
         with hold(self.path / self.LOCK) as self._lock:
             try:
@@ -250,9 +250,9 @@ class RunFolder:
                 why = why_not_extended(RunFolder(self.path).recipe, self.recipe)
                 self.extends = why is None
             if why is not None:
-                raise RunError(f"{self.path} holds another run ({why}); choose another folder with --out, or remove it")
+                raise RunError(f"{self.path} holds another run ({why}); choose another folder with `out=`, or remove it")
         elif self.path.exists() and (not self.path.is_dir() or any(map(self._foreign, self.path.iterdir()))):
-            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
+            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with `out=`")
 
     def _foreign(self, path: Path) -> bool:
         """Whether a folder without a recipe may not hold this: fitted supervision and what a failed start left may be there."""

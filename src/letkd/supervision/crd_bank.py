@@ -11,7 +11,7 @@ from torch import Tensor
 
 from letkd.distributed.processes import objects_of_all, rank, rows_of_all
 from letkd.errors import DataError, FitError
-from letkd.supervision.base import Supervision
+from letkd.supervision.fitted import Fitted
 
 STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")
 
@@ -56,7 +56,7 @@ def need_index(index: Tensor | None) -> Tensor:
     return index
 
 
-class CRDBank(Supervision):
+class CRDBank(Fitted):
     """Two banks of embeddings with a row for every training image; fitted are only the labels, in one pass.
 
     Args:
@@ -131,7 +131,8 @@ class CRDBank(Supervision):
         self._gathered = []
 
     def partial_fit(self, f_T: Float[Tensor, "b ..."], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
-        """Gather the labels of one batch; the teacher's features play no part."""
+        """Gather the labels of one batch; the teacher's features are only checked."""
+        self._check_map(f_T)
         index = need_index(index).cpu()
         if len(index):
             if int(index.min()) < 0:

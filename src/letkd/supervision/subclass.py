@@ -8,7 +8,7 @@ from torch import Tensor
 
 from letkd.errors import FitError
 from letkd.functional import pixels
-from letkd.supervision.base import Supervision, narrow, widen
+from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels, Table, as_maps
 from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
 
@@ -183,14 +183,8 @@ class SubclassSupervision(Supervision):
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         return as_maps(self.labels(f_T, y), (f_T.shape[-2], f_T.shape[-1]))
 
-    def pack(self, labels: Labels) -> dict[str, Tensor]:
-        """One number a pixel: its row of s_T."""
-        if not isinstance(labels, Table):
-            raise FitError(f"{self} at {self.where!r} keeps rows of its own table and was given {type(labels).__name__}")
-        return {"at": narrow(labels.at, len(labels.rows))}
-
-    def unpack(self, packed: dict[str, Tensor]) -> Labels:
-        return Table(self.s_T_, widen(packed["at"]))
+    def label_table(self) -> Float[Tensor, "M K"]:
+        return self.s_T_
 
     def extra_repr(self) -> str:
         return f"K={self.K}, r={self.r}"

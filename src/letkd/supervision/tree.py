@@ -8,7 +8,7 @@ from torch import Tensor
 
 from letkd.distributed.processes import objects_of_all
 from letkd.errors import FitError
-from letkd.supervision.base import Supervision
+from letkd.supervision.fitted import Fitted
 from letkd.supervision.stats import Reservoir
 
 
@@ -60,7 +60,7 @@ def cut_tree(tree: Float[Tensor, "M 4"], purity: Float[Tensor, "n"], threshold: 
     return first.unique(return_inverse=True)[1]
 
 
-class TreeSupervision(Supervision):
+class ClassTree(Fitted):
     """Groups of classes at a layer of the teacher: Ward's tree of the class means, split while the nearest samples agree.
 
     Args:
