@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from letkd.report.charts import COLOURS, Chart, Series, a_figure, tidy
-from letkd.report.grid import Cell, Grid, as_html
 from letkd.report.opened import Opened
 from letkd.report.page import Book, text
+from letkd.runs.grid import Cell, Grid, as_html
 from letkd.runs.study import STUDY, Study, read_study, rows_of
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from letkd.errors import InUseError, LetkdError, NonFiniteError, RecipeError, St
 from letkd.files import hold, write_whole
 from letkd.progress import say
 from letkd.recipes import Recipe
-from letkd.report.grid import Cell, Grid, as_markdown
 from letkd.runs.folder import RunFolder
+from letkd.runs.grid import Cell, Grid, as_markdown
 from letkd.runs.records import Result
 from letkd.runs.results import mean_std
 from letkd.runs.study import SHOWN, TRIALS, Record, Study, lock_of, rows_of, write_study
