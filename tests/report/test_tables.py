@@ -11,10 +11,10 @@ from letkd.errors import RunError, UnsupportedPair
 from letkd.methods import KD, METHODS
 from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
-from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
 from letkd.report.paper import ORDER, named_methods, paper_results, place
 from letkd.runs.folder import RunFolder
+from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 from letkd.runs.records import Result
 from letkd.training.trials import compare
 

@@ -23,12 +23,12 @@ from letkd.recipes import resolve
 from letkd.report.charts import Chart, Series, draw
 from letkd.report.collect import find_groups
 from letkd.report.curves import curves
-from letkd.report.grid import Cell, Grid, as_csv, as_latex, as_markdown
 from letkd.report.opened import Opened
 from letkd.report.write import write_file, write_report
 from letkd.runs.checkpoint import load_trained, save_checkpoint
 from letkd.runs.evaluation import Predictions
 from letkd.runs.folder import RunFolder
+from letkd.runs.grid import Cell, Grid, as_csv, as_latex, as_markdown
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
 from letkd.training.trials import compare

@@ -9,7 +9,7 @@ from letkd.cli import options as o
 from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
-    from letkd.report.grid import Grid
+    from letkd.runs.grid import Grid
 
 COST = "cost"
 
@@ -88,7 +88,7 @@ def _show(grid: "Grid", folder: Path, name: str) -> None:
     from rich.console import Console
 
     from letkd.files import write_whole
-    from letkd.report.grid import as_csv, as_latex, as_markdown, as_rich
+    from letkd.runs.grid import as_csv, as_latex, as_markdown, as_rich
 
     Console().print(as_rich(grid))
     for ending, content in {

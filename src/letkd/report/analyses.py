@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from letkd.errors import RecipeError, nearest
 from letkd.report.charts import Chart, Series
-from letkd.report.grid import Cell, Grid
 from letkd.report.pair_tables import NONE
 from letkd.report.paper import PaperResult, paper_result
+from letkd.runs.grid import Cell, Grid
 from letkd.runs.results import mean_std
 
 if TYPE_CHECKING:

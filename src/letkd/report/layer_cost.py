@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from letkd.layer import KDLayer
 from letkd.models import create_model
 from letkd.models.cost import macs
-from letkd.report.grid import Cell, Grid
 from letkd.report.pair_tables import NONE, millions
+from letkd.runs.grid import Cell, Grid
 from letkd.taps import as_taps, graft, probe
 
 SIZES = (64, 256, 1024, 4096)

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from letkd.report.collect import Group
-from letkd.report.grid import Cell, Grid
 from letkd.report.paired import NOTE, PairedDifference, head, paired_difference
 from letkd.report.paper import PaperResult, place
+from letkd.runs.grid import Cell, Grid
 from letkd.runs.results import mean_std
 
 NONE = "–"

@@ -16,12 +16,12 @@ from letkd.report.features import (
     draw_planes,
     in_the_plane,
 )
-from letkd.report.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 from letkd.report.knowledge import knowledge
 from letkd.report.knowledge_pictures import as_json, draw_knowledge
 from letkd.report.opened import Opened, batch_of, some
 from letkd.report.page import Book, chosen, paragraph, text
 from letkd.report.pair_tables import HEAD, by_pair, detail, matrix, plain
+from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 
 FEATURE_IMAGES = 300
 

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from letkd.report.grid import escape_markdown, paragraph_markdown
 from letkd.report.paired import NOTE, head, paired_difference
+from letkd.runs.grid import escape_markdown, paragraph_markdown
 from letkd.runs.results import Row, mean_std
 
 if TYPE_CHECKING:

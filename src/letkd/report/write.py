@@ -15,10 +15,10 @@ from letkd.progress import bar
 from letkd.report import sections as parts
 from letkd.report.collect import Group, find_groups
 from letkd.report.features import Way
-from letkd.report.grid import Cell, Grid, as_html
 from letkd.report.opened import Opened
 from letkd.report.page import Book, Section, paragraph, render, text
 from letkd.report.pair_tables import by_pair
+from letkd.runs.grid import Cell, Grid, as_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
