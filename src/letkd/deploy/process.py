@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from letkd.deploy import worker
-from letkd.distiller.facts import LARGEST
 from letkd.errors import CheckpointError
+from letkd.limits import LARGEST
 
 SECONDS = 600.0  # that opening a file, or one batch of images, may take
 KINDS = {".onnx": "ONNX", ".pt2": "torch.export"}

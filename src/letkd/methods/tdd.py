@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Bytes, Count, Seed, Share
 from letkd.methods.base import Fitting, Lessons, Method, Side, View
 from letkd.methods.quest import module_name
 from letkd.supervision.tree import ClassTree
@@ -54,10 +55,10 @@ class TDD(Method):
         self,
         roles: Sequence[str] = ("stage1", "stage2", "stage3"),
         *,
-        k: int = 20,
-        threshold: float = 0.2,
-        memory: int = 2**30,
-        seed: int = 1029,
+        k: Count = 20,
+        threshold: Share = 0.2,
+        memory: Bytes = 2**30,
+        seed: Seed = 1029,
     ):
         super().__init__()
         if isinstance(roles, str) or not roles or len(set(roles)) != len(roles):

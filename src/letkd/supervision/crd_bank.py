@@ -11,6 +11,7 @@ from torch import Tensor
 
 from letkd.distributed.processes import objects_of_all, rank, rows_of_all
 from letkd.errors import DataError, FitError
+from letkd.limits import Bytes, Count, Seed, Share
 from letkd.supervision.fitted import Fitted
 
 STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")
@@ -83,7 +84,9 @@ class CRDBank(Fitted):
     _order: Tensor | None
     _count: Tensor | None
 
-    def __init__(self, feat_dim: int = 128, K: int = 16384, *, momentum: float = 0.5, memory: int = 2**30, seed: int = 0):
+    def __init__(
+        self, feat_dim: Count = 128, K: Count = 16384, *, momentum: Share = 0.5, memory: Bytes = 2**30, seed: Seed = 0
+    ):
         super().__init__()
         self.feat_dim, self.K, self.momentum, self.memory, self.seed = feat_dim, K, float(momentum), memory, seed
         for name in STATE:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from letkd.distributed.processes import objects_of_all
 from letkd.errors import FitError
+from letkd.limits import Bytes, Count, Seed, Share
 from letkd.supervision.fitted import Fitted
 from letkd.supervision.stats import Reservoir
 
@@ -81,7 +82,9 @@ class ClassTree(Fitted):
     tree_: Tensor
     purity_: Tensor
 
-    def __init__(self, k: int = 20, threshold: float = 0.2, *, memory: int = 2**30, seed: int = 1029, C: int | None = None):
+    def __init__(
+        self, k: Count = 20, threshold: Share = 0.2, *, memory: Bytes = 2**30, seed: Seed = 1029, C: Count | None = None
+    ):
         super().__init__()
         self.k, self.threshold, self.memory, self.seed, self.C = k, float(threshold), memory, seed, C
         self._reservoir: Reservoir | None = None
