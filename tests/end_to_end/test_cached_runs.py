@@ -81,3 +81,23 @@ def test_the_flag_and_the_methods_it_does_not_serve(teacher, tmp_path):  # noqa:
     assert "and 'at' needs whole maps; train without it" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "at").exists()
+
+
+def test_a_comparison_pays_the_teacher_once_where_the_method_allows(letkd, teacher, tmp_path, monkeypatch):  # noqa: F811
+    made, make = [], TeacherCache._make
+    monkeypatch.setattr(TeacherCache, "_make", lambda self, *args: made.append(args[2]) or make(self, *args))
+    small = [part for text in [*SMALL, "train.epochs=2"] for part in ("--set", text)]
+    given = ["--teacher-weights", teacher, "--methods", "kd,dkd,at,mlkd", "--trials", 2, *small]
+    code, _, err = letkd("compare", "digits/tiny", *given, "--cache", "--out", "runs")
+    assert code == 0, err
+    assert sorted(made) == [0, 1], "each of two epochs shows a view of its own; KD's and DKD's seeds read the same logits"
+    assert "at: no cache serves it; the teacher runs at every step, on the same views" in err
+    assert "mlkd: it needs two views of every image" in err
+    train = {row: resolve(tmp_path / "runs" / row / "seed-1" / "recipe.toml").train for row in ("kd", "dkd", "at", "mlkd")}
+    assert {row: (held.cache_views, held.cache_teacher) for row, held in train.items()} == {
+        "kd": (10, True),
+        "dkd": (10, True),
+        "at": (10, False),
+        "mlkd": (None, True),
+    }
+    assert (tmp_path / "runs" / "at" / "seed-1" / "result.json").exists()

@@ -39,8 +39,8 @@ class Breaks(KD):
 @pytest.fixture
 def recipes(monkeypatch):
     """Two more methods: one that refuses the pair and one that breaks in its first step."""
-    monkeypatch.setitem(METHODS, "refuses", Refuses)
-    monkeypatch.setitem(METHODS, "breaks", Breaks)
+    monkeypatch.setitem(METHODS._items, "refuses", Refuses)
+    monkeypatch.setitem(METHODS._items, "breaks", Breaks)
 
     def with_more(pair, *, method=None, **given):
         if method in ("refuses", "breaks"):

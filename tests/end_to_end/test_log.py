@@ -16,9 +16,11 @@ import letkd.progress as progress
 import letkd.training.logbook as logbook
 import letkd.training.loop as loop
 import letkd.training.state as state
+import letkd.training.trackers as trackers
 from letkd.errors import Stopped
 from letkd.recipes import resolve
-from letkd.training.board import board, scalars
+from letkd.runs.folder import RunFolder
+from letkd.training.trackers import scalars, tracked
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=4", "student.model=resnet8_tiny"]
 RECIPE = resolve("digits/tiny/ce", settings=SMALL)
@@ -74,11 +76,65 @@ def test_tensorboard_has_the_same_numbers_once(runs, name):
         assert shown == pytest.approx({row["epoch"]: row[tag] for row in metrics})
 
 
-def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
+def test_a_tracker_that_fails_is_told_once_and_stops_nothing(tmp_path, monkeypatch, said):
+    """Without TensorBoard, though it was asked for, and with a tracker that breaks at its second row."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with board(tmp_path / "tensorboard", 1) as show:
-        show({"epoch": 1, "loss": 2.0})
-    assert not any(tmp_path.iterdir())
+    seen = []
+
+    class Breaks:
+        def __init__(self, run, id, first):
+            assert re.fullmatch("[0-9a-f]{32}", id)
+
+        def row(self, row):
+            seen.append(row["epoch"])
+            if row["epoch"] == 2:
+                raise OSError("the line is dead\nand long")
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setitem(trackers.TRACKERS, "breaks", Breaks)
+    (tmp_path / "run").mkdir()
+    with tracked(RunFolder(tmp_path / "run", RECIPE), ["tensorboard", "breaks"], 1) as track:
+        for epoch in (1, 2, 3):
+            track({"epoch": epoch, "loss": 2.0})
+    assert seen == [1, 2]
+    text = said()
+    assert text.count("--log breaks failed (the line is dead); it gets no more rows, the run continues") == 1
+    assert text.count("--log tensorboard failed") == 1
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_rows(tmp_path, monkeypatch):
+    seen = []
+
+    class Keeps:
+        def __init__(self, run, id, first):
+            seen.append(id)
+
+        def row(self, row):
+            seen.append(row["epoch"])
+
+        def close(self):
+            pass
+
+    monkeypatch.setitem(trackers.TRACKERS, "keeps", Keeps)
+    run = RunFolder(tmp_path / "run", RECIPE)
+    with run.begin():
+        for epoch in (1, 2):
+            run.log({"epoch": epoch, "loss": 2.0})
+        for first in (3, 4):
+            with tracked(run, ["keeps"], first) as track:
+                track({"epoch": first, "loss": 2.0})
+    assert seen == [seen[0], 1, 2, 3, seen[0], 4]
+
+
+def test_wrong_trackers_get_a_sentence(letkd, monkeypatch):
+    code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "wandbb")
+    assert (code, err) == (2, "letkd: --log 'wandbb': there is no such tracker; nearest: wandb\n")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "mlflow")
+    assert (code, err) == (2, "letkd: --log mlflow needs mlflow, which is not installed: pip install 'letkd[mlflow]'\n")
 
 
 def test_tables_within_a_row_have_names_of_their_own():

@@ -19,6 +19,7 @@ import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
+from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.training.stop import polite_stop
@@ -155,7 +156,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teache
         last.unlink()
     else:
         last.write_bytes(bytes(changed[damage]))
-    monkeypatch.setattr("letkd.progress._quiet", False)
+    set_quiet(False)
     loop.train(recipe, tmp_path / "run")
     told = capsys.readouterr().err
     assert "goes on after epoch 2" in told
@@ -206,7 +207,7 @@ loop.train(resolve(sys.argv[1]), sys.argv[2])
 
 def test_a_folder_that_cannot_be_made(teacher, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"the run folder .* could not be made: Not a directory; choose another with --out"):
+    with pytest.raises(RunError, match=r"the run folder .* could not be made: Not a directory; choose another with `out=`"):
         loop.train(recipe_for("ce", teacher), tmp_path / "file" / "run")
 
 
@@ -267,7 +268,7 @@ def test_a_run_extended_ends_as_if_planned_so(moment, teacher, tmp_path, monkeyp
 def test_a_run_whose_rates_would_be_others_is_not_extended(teacher, tmp_path):
     loop.train(recipe_for("ce", teacher), tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_bytes()
-    with pytest.raises(RunError, match=r"with 9 epochs its rates would have been others: .* in epoch 3; keep them with --set"):
+    with pytest.raises(RunError, match=r"with 9 epochs its rates would have been others: .* in epoch 3; keep them with `optim"):
         loop.train(recipe_for("ce", teacher, "train.epochs=9"), tmp_path / "run")
     assert (tmp_path / "run" / "result.json").read_bytes() == before
 
@@ -289,7 +290,9 @@ def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monk
         other = replace(data.train, images=data.train.images.flip(0))
         monkeypatch.setattr(loop, "read_data", lambda recipe: replace(data, train=other))
     names = "inputs.json is damaged, so what they were is not known" if change == "damage" else change
-    with pytest.raises(RunError, match=rf"began with other inputs \({names}\); put them back, .* resume even so with --force"):
+    with pytest.raises(
+        RunError, match=rf"began with other inputs \({names}\); put them back, .* resume even so with `force=True`"
+    ):
         loop.train(recipe, tmp_path / "run")
     said()
     loop.train(recipe, tmp_path / "run", force=True)

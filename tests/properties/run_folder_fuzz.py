@@ -27,10 +27,10 @@ from safetensors.torch import save_file
 import letkd.training.loop as loop
 from letkd.cli.main import main
 from letkd.errors import RESUME_ME, Stopped
-from letkd.models.weights import checksum
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
+from letkd.tensors import checksum
 from tests.conftest import stop_after
 
 SETTINGS = [

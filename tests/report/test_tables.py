@@ -208,7 +208,7 @@ def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path,
         def build(self, student, teacher):
             raise UnsupportedPair("the moon is in the wrong house")
 
-    monkeypatch.setitem(METHODS, "kd", Refuses)
+    monkeypatch.setitem(METHODS._items, "kd", Refuses)
     small = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
     compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
     group = next(group for group in find_groups([tmp_path]) if group.method == "kd")

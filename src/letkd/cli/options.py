@@ -76,6 +76,28 @@ Quick = Annotated[
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
+LauncherSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="local:N|slurm|ray",
+        help="What runs them: processes here, SLURM jobs or a Ray cluster.",
+        show_default=False,
+    ),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Trackers that get the metrics: tensorboard,wandb,mlflow.",
+        show_default="tensorboard, if installed",
+    ),
+]
+Cache = Annotated[
+    bool,
+    typer.Option("--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."),
+]
+CACHE_VIEWS = 10
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -106,12 +128,14 @@ def recipe_from(
     freeze: list[str] | None = None,
     quick: bool = False,
     trust: bool = False,
+    tell: bool = True,
     **more: Any,
 ) -> "Recipe":
     """The recipe that a command line means.
 
     Args:
         trust: a recipe file may name code to run; without it, only the command line may.
+        tell: say what was scaled to the epochs.
     """
     from letkd.progress import say
     from letkd.recipes import resolve_with_sources, scaling
@@ -134,7 +158,7 @@ def recipe_from(
     )
     if not trust:
         refuse_code(cell, recipe, sources)
-    if (line := scaling(recipe, sources)) is not None:
+    if tell and (line := scaling(recipe, sources)) is not None:
         say(line)
     return recipe
 
@@ -166,10 +190,14 @@ def duration(text: str | None) -> float | None:
     return float(seconds)
 
 
-def launcher(jobs: int) -> "Launcher | None":
+def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
     """What runs the tasks: this process itself for one job at a time."""
-    from letkd.training.launchers import Local
+    from letkd.training.launchers import Local, launcher_from
 
+    if spec is not None:
+        if jobs > 1:
+            raise RecipeError("--jobs and --launcher both say how runs are started; give one of them")
+        return launcher_from(spec, folder)
     return Local(jobs) if jobs > 1 else None
 
 

@@ -46,15 +46,11 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Resume a run although its teacher or its images are others than at its start.")
     ] = False,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."
-        ),
-    ] = False,
+    cache: o.Cache = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
     ] = False,
+    log: o.Log = None,
 ) -> None:
     """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
     if time is not None and epochs is not None:
@@ -81,7 +77,7 @@ def train(
         "train.epochs": epochs,
         "train.time": o.duration(time),
         "train.seed": seed,
-        "train.cache_views": 10 if cache else None,
+        "train.cache_views": o.CACHE_VIEWS if cache else None,
         "train.deterministic": deterministic or None,
     }
     recipe = resolved(**given)
@@ -99,12 +95,14 @@ def train(
     from letkd.report.tables import as_rich
     from letkd.runs.results import Row
     from letkd.training.loop import train as run
+    from letkd.training.trackers import parse_trackers
     from letkd.training.trials import run_trials
 
+    how = {"supervision": supervision, "save_minutes": save_every, "force": force, "log": parse_trackers(log)}
     if trials == 1:
-        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]
+        results = [run(recipe, folder, **how)]
     else:
-        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every, force=force)
+        results = run_trials(recipe, folder, trials, jobs=jobs, **how)
     if rank():
         return
     show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))

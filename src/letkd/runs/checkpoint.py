@@ -15,9 +15,9 @@ from letkd.distiller.finite import first_non_finite
 from letkd.distributed.processes import objects_of_all, rank, world
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
-from letkd.models.weights import as_safetensors, checksum
 from letkd.progress import say
 from letkd.runs.records import Position, reason
+from letkd.tensors import as_safetensors, checksum
 
 NAME, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 
@@ -56,7 +56,7 @@ def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
     if (name := first_non_finite(module)) is not None:
         raise NonFiniteError(
             f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
-            "or clip with --set optim.clip=5"
+            "or clip with `optim.clip=5`"
         )
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from letkd.distiller.student import STUDENT
 from letkd.distributed.processes import world
 from letkd.errors import RunError
-from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_links, sweep, write_whole
+from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
@@ -79,6 +79,15 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def trackers(self) -> Path:
+        """What trackers call the run, so that it resumes there, too; see `letkd.training.trackers`."""
+        return self.path / "trackers.json"
 
     @property
     def last(self) -> Path:
@@ -180,13 +189,14 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"the run folder {self.path} could not be made: {error.strerror}; choose another with --out"
+                f"the run folder {self.path} could not be made: {error.strerror}; choose another with `out=`"
             ) from None
         with hold(self.path / self.LOCK) as self._lock:
             try:
                 self._must_be_ours()  # again: another process may have begun here in the meantime
                 for folder in (self.last, self.supervision, self.tensorboard):
                     refuse_links(folder)
+                refuse_link(self.wandb)  # wandb puts links of its own into it
                 for folder in (self.path, self.last):
                     sweep(folder, older=0)
                 if self.extends:
@@ -250,9 +260,9 @@ class RunFolder:
                 why = why_not_extended(RunFolder(self.path).recipe, self.recipe)
                 self.extends = why is None
             if why is not None:
-                raise RunError(f"{self.path} holds another run ({why}); choose another folder with --out, or remove it")
+                raise RunError(f"{self.path} holds another run ({why}); choose another folder with `out=`, or remove it")
         elif self.path.exists() and (not self.path.is_dir() or any(map(self._foreign, self.path.iterdir()))):
-            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
+            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with `out=`")
 
     def _foreign(self, path: Path) -> bool:
         """Whether a folder without a recipe may not hold this: fitted supervision and what a failed start left may be there."""

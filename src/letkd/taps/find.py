@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from letkd.errors import TapError
-from letkd.taps import Ran, Tap, trace
+from letkd.taps.tap import Ran, Tap, trace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from letkd.progress import say
-from letkd.taps import Tap, Taps, as_logits, replace_module, run_once
+from letkd.taps.tap import Tap, Taps, as_logits, replace_module, run_once
 
 
 @torch.no_grad()

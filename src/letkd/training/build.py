@@ -160,7 +160,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         there.tell()
     if recipe.data.mix != "none":
         distiller.check_mix()  # told before any work, as the next one
-    if recipe.train.cache_views:
+    if recipe.train.cache_views and recipe.train.cache_teacher:
         distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)
 

@@ -1,13 +1,13 @@
-"""What a run tells while it trains: a bar or lines, the log's rows, TensorBoard."""
+"""What a run tells while it trains: a bar or lines, the log's rows, trackers."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from letkd.progress import bar, on_terminal, say
 from letkd.runs.folder import RunFolder
-from letkd.training.board import board
+from letkd.training.trackers import tracked
 
 Row = dict[str, Any]
 
@@ -39,14 +39,23 @@ class Logbook:
 
 @contextmanager
 def logbook(
-    title: str, run: RunFolder, *, first: int, steps: int, epochs: int, writes: bool, every: float = 10.0
+    title: str,
+    run: RunFolder,
+    log: Sequence[str] | None,
+    *,
+    first: int,
+    steps: int,
+    epochs: int,
+    writes: bool,
+    every: float = 10.0,
 ) -> Iterator[Logbook]:
     """The logbook of a run from epoch `first` on, with `steps` steps to do.
 
     Args:
+        log: names of trackers; see `letkd.training.trackers`.
         writes: whether this process writes the rows.
     """
-    with bar(title, steps) as tick, board(run.tensorboard, first) if writes else nullcontext() as show:
+    with bar(title, steps) as tick, tracked(run, log, first) if writes else nullcontext() as show:
 
         def write(row: Row) -> None:
             if show is not None:

@@ -1,7 +1,7 @@
 """One training run, from a recipe to a result."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -31,7 +31,7 @@ from letkd.training.compiled import check_device
 from letkd.training.fabric import launch
 from letkd.training.finish import Evaluation, finish
 from letkd.training.inputs import check_inputs
-from letkd.training.logbook import Logbook, logbook
+from letkd.training.logbook import Logbook, Row, logbook
 from letkd.training.state import State, added, restore_state, save_state
 from letkd.training.steps import Steps
 from letkd.training.stop import Wish, polite_stop
@@ -52,6 +52,8 @@ def train(
     supervision: str | Path | None = None,
     save_minutes: float = 15.0,
     force: bool = False,
+    log: Sequence[str] | None = None,
+    watch: Callable[[Row], object] = lambda row: None,
     on_step: OnStep = lambda state: None,
 ) -> Result:
     """Train as the recipe says, in `folder`. An interrupted run resumes; a finished one gives its result, or is extended if the
@@ -62,6 +64,9 @@ def train(
             where not given.
         save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
         force: resume although the teacher or the images are others than at the start.
+        log: names of trackers that get every epoch's row; see `letkd.training.trackers`.
+        watch: called with every epoch's row once its checkpoint is written. What it raises ends the run there, before the test split
+            is read.
         on_step: called after every step, with the epoch and the number of its steps that are done.
 
     Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
@@ -91,7 +96,7 @@ def train(
         wait_for_all()
         fit(distiller, recipe, data, shared)
         with polite_stop() as wish:
-            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish, on_step).train()
+            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish, on_step).train(log, watch)
 
 
 class _Run:
@@ -112,7 +117,7 @@ class _Run:
         self.fabric, self.run, self.distiller, self.batches = fabric, run, distiller, batches
         self.recipe, self.on_step = run.recipe, on_step
         self.learner = Steps(fabric, distiller, self.recipe)
-        if self.recipe.train.cache_views and distiller.teacher is not None:
+        if self.recipe.train.cache_views and self.recipe.train.cache_teacher and distiller.teacher is not None:
             distiller.cache = TeacherCache(distiller, self.batches, shared / "views")
         self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
         self.agreement = Agreement(wish, fabric.device, 60 * save_minutes)
@@ -132,16 +137,18 @@ class _Run:
             say(f"{self.run.path}: goes on after epoch {state.epoch - 1}")
         return state
 
-    def train(self) -> Result:
+    def train(self, log: Sequence[str] | None, watch: Callable[[Row], object]) -> Result:
         state = self.state
         title = f"{self.recipe.title or 'training'}, seed {self.recipe.train.seed}"
         todo = (self.run.epochs + 1 - state.epoch) * self.steps - state.step
         writes = self.fabric.is_global_zero
-        with logbook(title, self.run, first=state.epoch, steps=todo, epochs=self.run.epochs, writes=writes) as book:
+        with logbook(title, self.run, log, first=state.epoch, steps=todo, epochs=self.run.epochs, writes=writes) as book:
             while state.epoch <= self.run.epochs:
-                book.epoch(self._row(self._epoch(book)))
+                row = self._row(self._epoch(book))
+                book.epoch(row)
                 state.epoch, state.step, self.tally = state.epoch + 1, 0, Tally()
                 self._save()
+                watch(row)
         return finish(self.evaluation, self.learner, state, self._seconds)
 
     def _epoch(self, book: Logbook) -> float:
@@ -186,7 +193,7 @@ class _Run:
         if fault:
             raise NonFiniteError(
                 f"epoch {self.state.epoch}: {fault}; the last good checkpoint is kept in {self.run.last}. Lower the learning rate, or "
-                "clip with --set optim.clip=5"
+                "clip with `optim.clip=5`"
             )
         return sums
 
