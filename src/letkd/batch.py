@@ -14,7 +14,7 @@ from letkd.errors import DataError, TapError
 class Batch:
     """Normalised images `x [b 3 H W]`, class indices `y [b]`, dataset indices `index [b]` where they are known, `epoch` from 1.
 
-    `view` says which of its fixed views a loader shows, where it shows such (see `letkd.distiller.cache`). `second` holds the same images in a
+    `view` says which of its fixed views a loader shows, where it shows such (`letkd.distiller.cache`). `second` holds the same images in a
     second view, shaped as `x`, for methods that compare two (MLKD). If the images are mixed (`letkd.data.Mix`), `y2 [b]` are the
     labels of the other images and `lam` is the share of `y`, 1/2 or more.
     """

@@ -19,7 +19,8 @@ import letkd
 from letkd.cli.main import app, main
 from letkd.distiller.student import read_header
 from letkd.methods import METHODS
-from letkd.recipes import list_pairs, resolve
+from letkd.recipes import list_pairs, list_rows, resolve
+from letkd.search.space import check_keys, parse_ranges
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -114,6 +115,19 @@ def test_augmentation_and_mixing(tmp_path, monkeypatch):
     assert (recipe.data.augment, recipe.data.mix, recipe.train.label_smoothing) == ("crop+randaugment", "cutmix", 0.1)
 
 
+def test_the_rows_of_a_file_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    follow("experiments.md", monkeypatch, kinds=())
+    assert list_rows("mine.toml") == ["letkd-1", "soft"]
+    (command,) = [words for words in commands("experiments.md") if words[0] == "compare"]
+    recipes = {row: resolve("mine.toml", method=row) for row in command[command.index("--methods") + 1].split(",")}
+    assert recipes["letkd-1"].methods["letkd"]["sites"]["penultimate"]["supervision"]["tau"] == "auto"
+    assert (recipes["soft"].methods["kd"]["T"], recipes["kd"].methods["kd"]["T"]) == (8.0, 4.0)
+    assert command[command.index("--against") + 1] in recipes
+    ranges = [after for words in commands("experiments.md") for word, after in pairwise(words) if word == "--over"]
+    check_keys(parse_ranges(ranges), resolve("digits/tiny/letkd-1"))
+
+
 def test_shipping_in_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = follow("deploy.md", monkeypatch, kinds=("python",))
@@ -151,6 +165,7 @@ def test_commands_are_found():
         *(
             "deploy.md",
             "distributed.md",
+            "experiments.md",
             "faq.md",
             "foundation-models.md",
             "index.md",
@@ -193,9 +208,9 @@ def test_every_question_has_an_answer_and_a_test():
 def test_the_reference_lists_every_public_name():
     page = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^::: letkd\.(\w+)$", page, re.M))
-    assert listed == set(letkd.__all__) - {"__version__"}
+    assert listed == set(letkd.__all__) - {"__version__"} | {"methods"}
     members = re.search(r"members: \[(.*)\]", page)[1].split(", ")
-    assert set(members) == {*letkd.methods.__all__} - {"METHODS"}
+    assert set(members) | listed >= {*letkd.methods.__all__} - {"METHODS", "methods"}
     assert {cls.__name__ for cls in METHODS.values()} <= set(members)
 
 

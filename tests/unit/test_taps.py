@@ -12,9 +12,8 @@ from torch import nn
 
 from letkd.errors import TapError
 from letkd.models import create_model, list_models
-from letkd.taps import Tap, Taps, as_logits, as_taps, graft, probe
+from letkd.taps import Tap, Taps, as_logits, as_taps, graft, probe, trace
 from letkd.taps.find import find_taps
-from letkd.taps.trace import trace
 from tests.conftest import Block, Net, a_net, images, same_state
 
 

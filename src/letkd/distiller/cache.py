@@ -30,17 +30,18 @@ from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
+from letkd.distiller.packing import KEPT, pack, unpack, widen
 from letkd.distributed.processes import from_first, rank, sum_of_all, wait_for_all, world
 from letkd.errors import DataError, InUseError, NonFiniteError
 from letkd.files import hold, write_whole
 from letkd.methods.base import Fitting
-from letkd.models.weights import checksum, fingerprint
 from letkd.progress import bar, say
-from letkd.supervision.base import KEPT, widen
+from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
+from letkd.tensors import checksum, fingerprint
 
 if TYPE_CHECKING:
-    from letkd.distiller import Distiller
+    from letkd.distiller.distiller import Distiller
 
 FORMAT = "letkd-cache-1"
 SHARD = 32 * EVAL_BATCH  # images of a shard
@@ -68,13 +69,13 @@ class PixelLabels:
     """p_T of a site."""
 
     site: str
-    part: Fitting
+    part: Fitting[Supervision]
 
     def pack(self, features: Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
-        return self.part.supervision.pack(self.part.supervision.labels(self.part.f_T(features), y))
+        return pack(self.part.supervision.labels(self.part.f_T(features), y))
 
     def unpack(self, packed: dict[str, Tensor], teacher: dict[str, Tensor], labels: dict[str, Labels]) -> None:
-        labels[self.site] = self.part.supervision.unpack(packed)
+        labels[self.site] = unpack(packed, self.part.supervision)
 
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
         supervision = self.part.supervision

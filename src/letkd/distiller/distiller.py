@@ -33,11 +33,14 @@ __all__ = ["Batch", "Distiller", "Step"]
 
 @dataclass
 class Step:
-    """What one forward gives: the weighted loss, the unweighted terms by name, and the student's logits."""
+    """What one forward gives: the weighted loss, the unweighted terms by name, the student's logits, and whether the loss and the
+    teacher's features are finite.
+    """
 
     loss: Tensor
     terms: dict[str, Tensor]
     logits: Tensor
+    finite: Tensor
 
 
 class Distiller(nn.Module):
@@ -61,7 +64,8 @@ class Distiller(nn.Module):
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
-        checks: look at every step's label values and loss and stop at the first that is wrong. Shapes and types always are.
+        checks: look at every step's label values and loss and stop at the first that is wrong; each look waits for the device. Shapes
+            and types always are looked at.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
 
@@ -206,10 +210,11 @@ class Distiller(nn.Module):
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
         loss = torch.stack([self.weights[name] * term for name, term in terms.items() if self.weights[name]]).sum()  # (3.2)
         # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
-        if self.checks and not all_finite([loss, *view.teacher.values()]):
+        finite = all_finite([loss.detach(), *view.teacher.values()])
+        if self.checks and not finite:
             raise NonFiniteError(where_non_finite(view, terms))
         self._reach.prove(self.student, loss, grafted)
-        return Step(loss, terms, logits)
+        return Step(loss, terms, logits, finite)
 
     def _trained_layers(self) -> list[str]:
         """Paths of the grafted layers that this step is to train."""

@@ -106,7 +106,7 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     if model is None and name not in list_models():
         raise CheckpointError(
             f"{path} holds the network {name!r}, which is none of the zoo, and code is not run because a file names it; where you "
-            f"trust it, say so with load_student(path, model={name!r}) or --student {name!r}"
+            f"trust it, say so with `model={name!r}`"
         )
     if num_classes not in (None, C) and any(change["layer"] == FrozenLinear.__name__ for change in header["changes"]):
         raise CheckpointError(

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nea
 from letkd.functional import AS_IT_IS, GridMatch
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
+from letkd.supervision.fitted import Fitted
 from letkd.supervision.labels import Labels
 from letkd.taps import (
     Graft,
@@ -145,17 +146,20 @@ class Side:
         self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._example.device)))
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """An offline part: a supervision, the teacher's role it is fitted to, the term that needs it, and how the grids are matched."""
+Part = TypeVar("Part", bound=Fitted, covariant=True)
 
-    supervision: Supervision
+
+@dataclass(frozen=True)
+class Fitting(Generic[Part]):
+    """An offline part: what is fitted, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
+
+    supervision: Part
     role: str
     term: str
     match: GridMatch = AS_IT_IS
 
     def f_T(self, features: Mapping[str, Tensor]) -> Tensor:
-        """The map that the supervision sees, of the teacher's features by role."""
+        """The map that it is fitted to, of the teacher's features by role."""
         return self.match(features[self.role])
 
 
@@ -169,7 +173,7 @@ class Lessons:
     """
 
     vectors: tuple[str, ...] = ()
-    labels: Mapping[str, Fitting] = field(default_factory=dict)
+    labels: Mapping[str, Fitting[Supervision]] = field(default_factory=dict)
 
 
 @dataclass
@@ -245,7 +249,7 @@ class Method(nn.Module):
     def build(self, student: Side, teacher: Side) -> None:
         """Prepare for this pair. Raises `UnsupportedPair` where the method cannot serve it."""
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> Mapping[str, Fitting[Fitted]]:
         """Offline parts by site."""
         return {}
 

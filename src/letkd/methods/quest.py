@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from letkd.errors import UnsupportedPair
 from letkd.functional import GridMatch, match_to, pixel_kl
 from letkd.layer import CosineConv1x1
-from letkd.layer.fused import label_kl, log_partition
+from letkd.layer.fused import log_partition
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, as_table, collected, construct
 from letkd.methods.site import Site
-from letkd.supervision import KMeansSupervision
-from letkd.supervision.labels import as_maps
+from letkd.supervision import KMeansSupervision, Supervision
+from letkd.supervision.labels import as_maps, label_kl
 
 
 class QUEST(Method):
@@ -82,7 +82,7 @@ class QUEST(Method):
         f_T, size = view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1])
         return match_to(f_T, size, role, match=self.sites[role].match)
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> dict[str, Fitting[Supervision]]:
         return {
             role: Fitting(site.supervision, self._teacher_role(role), f"kd/{role}", self._match[role])
             for role, site in self.sites.items()

@@ -5,6 +5,7 @@ from typing import Any
 
 from letkd.errors import RecipeError
 from letkd.layer import KDLayer
+from letkd.limits import Number
 from letkd.methods.base import as_table, collected, construct
 from letkd.supervision import SUPERVISIONS, Supervision
 
@@ -26,9 +27,9 @@ class Site:
 
     role: str
     supervision: Supervision
-    alpha: float = 1.0
-    scale_omega: float = 3.0
-    scale_nu: float = 1.0
+    alpha: Number = 1.0
+    scale_omega: Number = 3.0
+    scale_nu: Number = 1.0
     normalize_value_input: bool = True
     match: str = "resize"
 

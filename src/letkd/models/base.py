@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -16,19 +16,25 @@ from letkd.errors import LetkdError, nearest
 from letkd.models.extras import EXTRAS, create_extra, reason
 from letkd.models.pretrained import OWN, load_pretrained, pretrained_folder
 from letkd.models.weights import leave_out_head, load_weights
+from letkd.plugins import Registry
 from letkd.progress import say
 
-MODELS: dict[str, Callable[..., nn.Module]] = {}
+
+def _check(name: str, build: Any) -> None:
+    if getattr(build, "__name__", None) != name:
+        raise LetkdError(
+            f"its entry point is named {name!r} and the function {getattr(build, '__name__', build)!r}; use one name"
+        )
+
+
+MODELS: Registry[Callable[..., nn.Module]] = Registry("models", "a model", _check)
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
 
 def register_model(build: Build) -> Build:
     """Put a function `build(num_classes=...)` into the zoo under its own name."""
-    name = build.__name__
-    if name in MODELS:
-        raise LetkdError(f"a model {name!r} is registered already, by {MODELS[name].__module__}; choose another name")
-    MODELS[name] = build
+    MODELS.add(build.__name__, build)
     return build
 
 

@@ -6,9 +6,8 @@ import torch
 from rich.text import Text
 from torch import nn
 
-from letkd.taps import Tap, as_taps
+from letkd.taps import Ran, Tap, as_taps, trace
 from letkd.taps.find import proposals
-from letkd.taps.trace import Ran, trace
 
 SITES = ("penultimate", "intermediate")
 UNKNOWN = (3, 224, 224)

@@ -18,8 +18,9 @@ MOST_NAMES = 64  # loss terms, sites, or values of a site
 class Result:
     """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts.
 
-    `teacher_top1` was measured before training, on validation images (training images without a validation split); None if the run
-    had no teacher, or one of other classes.
+    `ema_test` and `ema_val` are those of the average of the weights (`train.ema`), None without one. `teacher_top1` was measured before
+    training, on validation images (training images without a validation split); None if the run had no teacher, or one of other
+    classes.
     """
 
     last_test: Percent
@@ -32,6 +33,8 @@ class Result:
     epochs: Count
     seconds: Annotated[float, Field(ge=0, le=1e12)]
     teacher_top1: Percent | None = None
+    ema_test: Percent | None = None
+    ema_val: Percent | None = None
 
 
 class EpochRow(BaseModel):

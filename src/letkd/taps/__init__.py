@@ -3,7 +3,6 @@
 from letkd.taps.find import find_taps
 from letkd.taps.tap import (
     Graft,
-    Ran,
     Replacement,
     Tap,
     Taps,
@@ -12,11 +11,13 @@ from letkd.taps.tap import (
     check_model,
     find_module,
     graft,
+    in_eval_mode,
+    layout_of_graft,
     probe,
     replace_module,
     run_once,
-    trace,
 )
+from letkd.taps.trace import Ran, trace
 
 __all__ = [
     "Graft",
@@ -30,6 +31,8 @@ __all__ = [
     "find_module",
     "find_taps",
     "graft",
+    "in_eval_mode",
+    "layout_of_graft",
     "probe",
     "replace_module",
     "run_once",

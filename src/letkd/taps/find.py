@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 
 from letkd.errors import TapError
-from letkd.taps import Tap
 from letkd.taps.outputs import is_backbone
+from letkd.taps.tap import Tap
 from letkd.taps.token_sites import Place, kind_of, last_blocks, places_in, propose_places
 from letkd.taps.trace import Ran, trace
 

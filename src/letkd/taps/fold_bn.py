@@ -8,8 +8,8 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from letkd.progress import say
-from letkd.taps import Tap, Taps, replace_module, run_once
 from letkd.taps.outputs import logits_in
+from letkd.taps.tap import Tap, Taps, replace_module, run_once
 
 
 @torch.no_grad()

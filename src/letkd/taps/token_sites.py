@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from letkd.taps import Tap
 from letkd.taps.layouts import ChannelsLast, Layout, TokenFacts
+from letkd.taps.tap import Tap
 from letkd.taps.trace import Ran, pixels_reach
 
 QUARTERS = 4  # stages of a network whose blocks all have one size

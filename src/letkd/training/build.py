@@ -134,7 +134,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         _Places.of("student", recipe.student, student, example),
         _Places.of("teacher", recipe.teacher, teacher, seen(example)),
     )
-    if recipe.train.fold_teacher:
+    if layout(recipe)["fold_teacher"]:
         teacher = fold_teacher(teacher, as_taps(teacher, there.taps), seen(example))
     try:
         distiller = Distiller(
@@ -160,7 +160,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         there.tell()
     if recipe.data.mix != "none":
         distiller.check_mix()  # told before any work, as the next one
-    if recipe.train.cache_views:
+    if recipe.train.cache_views and recipe.train.cache_teacher:
         distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)
 
@@ -188,8 +188,20 @@ class _Places:
             say(self.line)
 
 
+def layout(recipe: Recipe) -> dict[str, bool]:
+    """`train.channels_last` and `train.fold_teacher`, with `auto` decided for the device at hand.
+
+    On a CPU both are faster (docs/speed.md). On a GPU, channels last is what tensor cores take, so it is on in mixed precision only; a
+    folded teacher has fewer operations everywhere.
+    """
+    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    auto = {"channels_last": on_cpu or recipe.train.precision.endswith("mixed"), "fold_teacher": True}
+    asked = {name: getattr(recipe.train, name) for name in auto}
+    return {name: auto[name] if value == "auto" else value for name, value in asked.items()}
+
+
 def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
-    if recipe.train.channels_last:
+    if layout(recipe)["channels_last"]:
         distiller.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's own stub lacks this form
     return distiller
 
