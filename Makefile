@@ -15,7 +15,8 @@ demo: $(READY)
 test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them.
+# timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them. Ray, MLflow's
+# server and wandb are large.
 test-extras: $(EXTRAS)/.ready
 	OMP_NUM_THREADS=1 $(EXTRAS)/bin/python -m pytest -q tests/extras
 
@@ -27,6 +28,7 @@ browser:
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -42,7 +44,7 @@ wheel-test: $(READY)
 	$(BIN)/python tests/wheel.py build/wheel/*.whl
 
 bench: $(READY)
-	for part in step layer cache inference data fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
+	for part in step layer cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -59,8 +61,8 @@ $(LIGHTNING)/.ready: $(READY)
 
 $(EXTRAS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS)
-	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers]"
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,timm,torchvision,transformers,ray,wandb]" mlflow
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXTRAS) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(EXTRAS) build dist .pytest_cache .ruff_cache .import_linter_cache

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 import letkd
 from letkd.functional import pixel_kl
 from letkd.layer import CosineConv1x1, KDLayer
-from letkd.layer.fused import label_kl, log_partition
+from letkd.layer.fused import log_partition
 from letkd.supervision import KMeansSupervision, SubclassSupervision, Supervision
+from letkd.supervision.labels import label_kl
 from letkd.taps import Tap, Taps
 from timing import begin, interleaved, parser, peak_memory, settle, show, where
 

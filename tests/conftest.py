@@ -1,6 +1,7 @@
 """What every test shares: one thread, no bars, shapes checked at every call, and a tiny pair of networks with data to train on."""
 
 import os
+import signal
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -179,9 +180,15 @@ def a_student(pair: str = "equal", seed: int = 0) -> Net:
 
 
 def a_distiller(
-    method: Method | list[Method], pair: str = "equal", *, seed: int = 0, teacher: Net | None = None, **options
+    method: Method | list[Method],
+    pair: str = "equal",
+    *,
+    seed: int = 0,
+    student: nn.Module | None = None,
+    teacher: nn.Module | None = None,
+    **options,
 ) -> Distiller:
-    student, teacher = a_student(pair, seed), teacher or a_teacher()
+    student, teacher = student or a_student(pair, seed), teacher or a_teacher()
     options = {"student_taps": TAPS, "teacher_taps": TAPS, "example": torch.zeros(1, 3, *SIZE), **options}
     torch.manual_seed(seed)
     return Distiller(student, teacher, method, **options)
@@ -197,6 +204,17 @@ def steps(distiller: Distiller, batches: Iterable[Batch], optimizer: torch.optim
         optimizer.step()
         losses.append(step.loss.item())
     return losses
+
+
+def stop_after(steps: int) -> Callable[[object], None]:
+    """For `train(on_step=…)`: as if a signal came in the last of so many steps."""
+    left = iter(range(steps - 1, -1, -1))
+
+    def on_step(state: object) -> None:
+        if next(left, None) == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    return on_step
 
 
 def features(n: int = 12, d: int = 4, *, h: int = 3, w: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

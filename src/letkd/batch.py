@@ -19,7 +19,7 @@ class Batch:
     An image without a label has −1 in `y`; without `y` (or with None) no image has one. `target` is whatever a task of your own needs
     (`Distiller(task=)`).
 
-    `view` says which of its fixed views a loader shows, where it shows such (see `letkd.distiller.cache`). `second` holds the same images in a
+    `view` says which of its fixed views a loader shows, where it shows such (`letkd.distiller.cache`). `second` holds the same images in a
     second view, shaped as `x`, for methods that compare two (MLKD). If the images are mixed (`letkd.data.Mix`), `y2 [b]` are the
     labels of the other images and `lam` is the share of `y`, 1/2 or more.
     """

@@ -16,7 +16,7 @@ class UnsupportedPair(LetkdError):
     """A method that cannot serve this student and teacher, and why. Tables print a dash."""
 
 
-class NotFittedError(LetkdError):
+class NotFittedError(LetkdError, ValueError):
     """A supervision whose offline part has not run."""
 
 

@@ -106,7 +106,7 @@ def _lock(handle: int, folder: Path) -> None:
             return
         holder = os.read(handle, 200).decode("utf-8", "replace").strip()
         raise InUseError(
-            f"{folder} is in use by another process ({holder or 'unknown'}); wait for it, stop it, or choose another folder with --out"
+            f"{folder} is in use by another process ({holder or 'unknown'}); wait for it, stop it, or choose another folder with `out=`"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""Functions of tensors that several packages share: pixels as rows, pooling one map to the size of another, the per-pixel KL divergence."""
+"""Functions of tensors that several packages share: pixels as rows, one map at the size of another, the per-pixel KL divergence."""
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +21,55 @@ def pool_ratio(have: tuple[int, int], want: tuple[int, int], where: str) -> tupl
     if min(ratio) < 1 or (ratio[0] * want[0], ratio[1] * want[1]) != have:
         raise UnsupportedPair(
             f"the teacher's map at {where!r} is {have[0]}x{have[1]} and the student's {want[0]}x{want[1]}: average pooling needs "
-            "a whole ratio of teacher to student size; choose taps whose sizes divide, or another size of the teacher's images"
+            "a whole ratio of teacher to student size; use match='resize', or choose taps whose sizes divide"
         )
     return ratio
 
 
-def pool_to(f_T: Float[Tensor, "b d H W"], size: tuple[int, int], where: str) -> Float[Tensor, "b d h w"]:
-    """Average-pool the teacher's map to the student's size (supplement, "Heterogeneous distillation cases")."""
+def resize_to(f: Float[Tensor, "b d H W"], size: tuple[int, int]) -> Float[Tensor, "b d h w"]:
+    """Resize a map: down by area, up bilinearly, each axis by itself. At whole ratios it is average pooling.
+
+    By area, pixel i of h is the mean of those from ⌊i·H/h⌋ to ⌈(i+1)·H/h⌉ − 1; bilinearly, its centre lies at (i + ½)·H/h − ½.
+    """
+    H, W = f.shape[-2:]
+    smaller = min(H, size[0]), min(W, size[1])
+    f = f if smaller == (H, W) else F.adaptive_avg_pool2d(f, smaller)
+    return f if smaller == tuple(size) else F.interpolate(f, size=size, mode="bilinear", align_corners=False)
+
+
+@dataclass(frozen=True)
+class GridMatch:
+    """How the teacher's map comes to the student's grid: average-pooled by a whole ratio or, if `size` is given, resized to it."""
+
+    ratio: tuple[int, int] = (1, 1)
+    size: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, have: tuple[int, int], want: tuple[int, int], where: str, *, match: str = "pool") -> "GridMatch":
+        """From the teacher's size to the student's. With `match="pool"` a ratio that is not whole raises `UnsupportedPair`."""
+        if match == "resize" and (have[0] % want[0] or have[1] % want[1]):
+            return cls(size=want)
+        return cls(pool_ratio(have, want, where))
+
+    def __call__(self, f_T: Tensor) -> Tensor:
+        """[b d H W] to [b d h w]; vectors pass."""
+        if self.size is not None:
+            return resize_to(f_T, self.size)
+        return f_T if self.ratio == (1, 1) else F.avg_pool2d(f_T, self.ratio)  # supplement 2.2
+
+    def __str__(self) -> str:
+        return f"pooled {self.ratio[0]}x{self.ratio[1]}" if self.size is None else f"resized to {self.size[0]}x{self.size[1]}"
+
+
+AS_IT_IS = GridMatch()
+
+
+def match_to(
+    f_T: Float[Tensor, "b d H W"], size: tuple[int, int], where: str, *, match: str = "pool"
+) -> Float[Tensor, "b d h w"]:
+    """The teacher's map at the student's size (supplement, "Heterogeneous distillation cases"); see `GridMatch.of`."""
     have = (f_T.shape[-2], f_T.shape[-1])
-    if have == tuple(size):
-        return f_T
-    return F.avg_pool2d(f_T, pool_ratio(have, (size[0], size[1]), where))  # supplement 2.2
+    return f_T if have == tuple(size) else GridMatch.of(have, (size[0], size[1]), where, match=match)(f_T)
 
 
 def fit_spatially(f_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b e H W"]) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,10 @@
-"""What a person sees while something runs: bars on a terminal, plain lines elsewhere. All of it goes to standard error."""
+"""Messages and progress bars.
 
+The library logs its messages to `logging.getLogger("letkd")` and is otherwise silent. The command line calls `set_quiet(False)`:
+messages and, on a terminal, bars then go to standard error.
+"""
+
+import logging
 import re
 import sys
 import time
@@ -11,14 +16,34 @@ Item = TypeVar("Item")
 LINE_SECONDS = 60.0  # between the lines that stand for a bar where there is no terminal
 # C0 and C1 controls, line separators, marks that turn the direction of text, bytes that are no UTF-8.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_quiet = False
+logger = logging.getLogger("letkd")
+_quiet = True
 _active: Any = None  # the one rich Progress on screen: bars inside bars are rows of it
 
 
+class _ToScreen(logging.Handler):
+    """Messages on standard error, above the bars if there are any."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if _active is not None:
+            _active.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+to_screen = _ToScreen()
+
+
 def set_quiet(quiet: bool) -> None:
-    """Say nothing and draw no bars (for tests, and for processes other than the first)."""
+    """Whether messages and bars stay off the screen, as they do unless the command line is used. Handlers of your own see every message."""
     global _quiet
     _quiet = quiet
+    logger.removeHandler(to_screen)
+    logger.propagate = quiet  # on the screen once
+    if not quiet:
+        logger.addHandler(to_screen)
+        logger.setLevel(logging.INFO)
 
 
 def is_quiet() -> bool:
@@ -51,14 +76,8 @@ def show(table: Any) -> None:
 
 
 def say(text: str) -> None:
-    """One line for the person who runs this."""
-    if _quiet:
-        return
-    text = plain(text)
-    if _active is not None:
-        _active.console.print(text, markup=False, highlight=False, soft_wrap=True)
-    else:
-        print(text, file=sys.stderr, flush=True)
+    """A message for the person who runs this, at the level INFO."""
+    logger.info("%s", plain(text))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pytest
 from letkd.methods import METHODS
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
-from letkd.training import loop
+from letkd.training import finish, loop
 
 
 def test_the_test_split_is_read_after_the_last_epoch_only(tmp_path, monkeypatch):
@@ -18,7 +18,7 @@ def test_the_test_split_is_read_after_the_last_epoch_only(tmp_path, monkeypatch)
 
         return look
 
-    monkeypatch.setattr(loop, "judge", looking(loop.judge))
+    monkeypatch.setattr(finish, "judge", looking(finish.judge))
     settings = ["train.epochs=2", "data.fraction=0.05", "student.model='resnet8_tiny'"]
     result = loop.train(resolve("digits/tiny/ce", settings=settings), tmp_path / "run")
     first = seen.index("test")

@@ -9,7 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "letkd"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAMES = {"scikit-learn": "sklearn", "faiss-cpu": "faiss", "pillow": "PIL", "lightning-fabric": "lightning_fabric"}
+NAMES = {
+    "scikit-learn": "sklearn",
+    "faiss-cpu": "faiss",
+    "pillow": "PIL",
+    "lightning-fabric": "lightning_fabric",
+    "mlflow-skinny": "mlflow",
+}
 NEVER_IMPORTED = {"onnxscript"}  # torch's exporter does
 
 

@@ -17,8 +17,10 @@ import typer
 
 import letkd
 from letkd.cli.main import app, main
+from letkd.distiller.student import read_header
 from letkd.methods import METHODS
-from letkd.recipes import list_pairs, resolve
+from letkd.recipes import list_pairs, list_rows, resolve
+from letkd.search.space import check_keys, parse_ranges
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -74,6 +76,27 @@ def test_your_own_model_and_data(tmp_path, monkeypatch, capsys):
     assert "digit-3" in said
     assert type(names["model"]).__name__ == "Sequential"
     assert set(names["step"].terms) == {"ce", "kd/penultimate"}
+    grafted = names["mixer"].student.blocks[1][2]
+    assert isinstance(grafted.kd_penultimate, letkd.KDLayer)
+    assert grafted.kd_penultimate.nu.weight.grad is not None
+
+
+def test_foundation_models_as_teachers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "backbone", raising=False)
+    names = follow("foundation-models.md", monkeypatch)
+    monkeypatch.delitem(sys.modules, "backbone", raising=False)
+    assert "--tap penultimate=blocks.2:tokens" in capsys.readouterr().out
+    assert set(names["step"].terms) == {"ce", "kd/penultimate"}
+    (change,) = read_header("runs/vit/student.safetensors")["changes"]
+    assert change["layout"] == "tokens:prefix=1:grid=4x4"
+    assert Path("runs/vit/student.pt2").is_file()
+    table = next(text for kind, _, text in blocks("foundation-models.md") if kind == "toml")
+    Path("mine.toml").write_text(table)
+    recipe = resolve(
+        "mine.toml", overrides={"data.name": "digits", "student.model": "vgg8", "teacher.model": "backbone.py:vit"}
+    )
+    assert recipe.teacher.taps == {"penultimate": "blocks.2:tokens:prefix=1:grid=4x4"}
 
 
 def test_the_first_page(tmp_path, monkeypatch):
@@ -90,6 +113,19 @@ def test_augmentation_and_mixing(tmp_path, monkeypatch):
     assert torch.isfinite(names["step"].loss)
     recipe = resolve("strong.toml", overrides={"data.name": "digits", "student.model": "resnet8_tiny"})
     assert (recipe.data.augment, recipe.data.mix, recipe.train.label_smoothing) == ("crop+randaugment", "cutmix", 0.1)
+
+
+def test_the_rows_of_a_file_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    follow("experiments.md", monkeypatch, kinds=())
+    assert list_rows("mine.toml") == ["letkd-1", "soft"]
+    (command,) = [words for words in commands("experiments.md") if words[0] == "compare"]
+    recipes = {row: resolve("mine.toml", method=row) for row in command[command.index("--methods") + 1].split(",")}
+    assert recipes["letkd-1"].methods["letkd"]["sites"]["penultimate"]["supervision"]["tau"] == "auto"
+    assert (recipes["soft"].methods["kd"]["T"], recipes["kd"].methods["kd"]["T"]) == (8.0, 4.0)
+    assert command[command.index("--against") + 1] in recipes
+    ranges = [after for words in commands("experiments.md") for word, after in pairwise(words) if word == "--over"]
+    check_keys(parse_ranges(ranges), resolve("digits/tiny/letkd-1"))
 
 
 def test_shipping_in_python(tmp_path, monkeypatch):
@@ -130,7 +166,9 @@ def test_commands_are_found():
             "deploy.md",
             "distributed.md",
             "evidence.md",
+            "experiments.md",
             "faq.md",
+            "foundation-models.md",
             "index.md",
             "own-model-and-data.md",
             "security.md",
@@ -171,9 +209,9 @@ def test_every_question_has_an_answer_and_a_test():
 def test_the_reference_lists_every_public_name():
     page = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^::: letkd\.(\w+)$", page, re.M))
-    assert listed == set(letkd.__all__) - {"__version__"}
+    assert listed == set(letkd.__all__) - {"__version__"} | {"methods"}
     members = re.search(r"members: \[(.*)\]", page)[1].split(", ")
-    assert set(members) == {*letkd.methods.__all__} - {"METHODS"}
+    assert set(members) | listed >= {*letkd.methods.__all__} - {"METHODS", "methods"}
     assert {cls.__name__ for cls in METHODS.values()} <= set(members)
 
 

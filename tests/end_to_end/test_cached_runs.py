@@ -1,6 +1,7 @@
 """Runs that read the teacher from a cache: killed or stopped anywhere, with it filled or empty, they end with the same bits."""
 
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,7 +14,8 @@ from letkd.cli.main import app
 from letkd.distiller.cache import TeacherCache
 from letkd.errors import Stopped
 from letkd.recipes import resolve
-from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, stopped_after, teacher, weather  # noqa: F401 - a fixture
+from tests.conftest import stop_after
+from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, teacher, weather  # noqa: F401 - a fixture
 
 CACHED = "train.cache_views=2"
 
@@ -22,14 +24,23 @@ def test_a_cached_run_killed_anywhere_ends_with_the_same_bits(teacher, tmp_path)
     weather(recipe_for("letkd-2", teacher, CACHED), tmp_path, seed=5)
 
 
-@pytest.mark.parametrize("heeded", [1, 3, 5])  # while view 1 is made; within epoch 1; while view 2 is made
-def test_a_cached_run_stopped_goes_on_whatever_became_of_its_shards(heeded, teacher, tmp_path, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize(
+    ("view", "steps"), [(1, 0), (0, 2), (2, 0)]
+)  # while view 1 is made; within epoch 1; while view 2 is made
+def test_a_cached_run_stopped_goes_on_whatever_became_of_its_shards(view, steps, teacher, tmp_path, monkeypatch):  # noqa: F811
     recipe = recipe_for("letkd-2", teacher, CACHED)
     loop.train(recipe, tmp_path / "whole")
+    made = iter((1, 2, 3))
+
+    def prepare(self, *values):
+        if next(made) == view:
+            signal.raise_signal(signal.SIGTERM)
+        TeacherCache.prepare(self, *values)
+
     with monkeypatch.context() as patch:
-        stopped_after(heeded, patch)
-        with pytest.raises(Stopped, match=rf"stopped in epoch {1 if heeded < 5 else 2} of 3"):
-            loop.train(recipe, tmp_path / "stopped")
+        patch.setattr(loop, "TeacherCache", type("Stopping", (TeacherCache,), {"prepare": prepare}))
+        with pytest.raises(Stopped, match=rf"stopped in epoch {view or 1} of 3"):
+            loop.train(recipe, tmp_path / "stopped", on_step=stop_after(steps))
     torch.manual_seed(123)  # whatever happened in between
     shutil.rmtree(tmp_path / "stopped" / "supervision" / "views")
     loop.train(recipe, tmp_path / "stopped")
@@ -70,3 +81,23 @@ def test_the_flag_and_the_methods_it_does_not_serve(teacher, tmp_path):  # noqa:
     assert "and 'at' needs whole maps; train without it" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "at").exists()
+
+
+def test_a_comparison_pays_the_teacher_once_where_the_method_allows(letkd, teacher, tmp_path, monkeypatch):  # noqa: F811
+    made, make = [], TeacherCache._make
+    monkeypatch.setattr(TeacherCache, "_make", lambda self, *args: made.append(args[2]) or make(self, *args))
+    small = [part for text in [*SMALL, "train.epochs=2"] for part in ("--set", text)]
+    given = ["--teacher-weights", teacher, "--methods", "kd,dkd,at,mlkd", "--trials", 2, *small]
+    code, _, err = letkd("compare", "digits/tiny", *given, "--cache", "--out", "runs")
+    assert code == 0, err
+    assert sorted(made) == [0, 1], "each of two epochs shows a view of its own; KD's and DKD's seeds read the same logits"
+    assert "at: no cache serves it; the teacher runs at every step, on the same views" in err
+    assert "mlkd: it needs two views of every image" in err
+    train = {row: resolve(tmp_path / "runs" / row / "seed-1" / "recipe.toml").train for row in ("kd", "dkd", "at", "mlkd")}
+    assert {row: (held.cache_views, held.cache_teacher) for row, held in train.items()} == {
+        "kd": (10, True),
+        "dkd": (10, True),
+        "at": (10, False),
+        "mlkd": (None, True),
+    }
+    assert (tmp_path / "runs" / "at" / "seed-1" / "result.json").exists()

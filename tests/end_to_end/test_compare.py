@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import letkd.training.loop as loop
+import letkd.training.state as state
 import letkd.training.trials as trials
 from letkd.errors import RecipeError, UnsupportedPair
 from letkd.methods import KD, METHODS
@@ -38,8 +39,8 @@ class Breaks(KD):
 @pytest.fixture
 def recipes(monkeypatch):
     """Two more methods: one that refuses the pair and one that breaks in its first step."""
-    monkeypatch.setitem(METHODS, "refuses", Refuses)
-    monkeypatch.setitem(METHODS, "breaks", Breaks)
+    monkeypatch.setitem(METHODS._items, "refuses", Refuses)
+    monkeypatch.setitem(METHODS._items, "breaks", Breaks)
 
     def with_more(pair, *, method=None, **given):
         if method in ("refuses", "breaks"):
@@ -86,14 +87,14 @@ def test_phases_come_first_each_with_its_weights_and_rate(tmp_path):
     recipe = resolve("digits/tiny/quest", overrides=overrides, settings=SMALL)
     assert [phase_at(epoch, recipe)[0] for epoch in (1, 2, 3)] == [1, 2, 1]
     starts = []
-    save = loop.save_checkpoint
+    save = state.save_checkpoint
     with pytest.MonkeyPatch.context() as patch:
 
         def record(folder, module, *args, **given):
             starts.append(module.student.fc.weight.detach().clone())
             save(folder, module, *args, **given)
 
-        patch.setattr(loop, "save_checkpoint", record)
+        patch.setattr(state, "save_checkpoint", record)
         loop.train(recipe, tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.01, recipe.optim.lr])

@@ -75,12 +75,12 @@ def test_two_fresh_processes_give_the_same_bits_and_another_seed_does_not(teache
 def test_deterministic_reaches_torch_and_is_taken_back(tmp_path, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     seen = []
-    step = loop._Run._heed
-    monkeypatch.setattr(
-        loop._Run, "_heed", lambda self: (seen.append(torch.are_deterministic_algorithms_enabled()), step(self))
-    )
+
+    def look(state) -> None:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+
     for name, settings in (("yes", ["train.deterministic=true"]), ("no", [])):
-        loop.train(resolve("digits/tiny/ce", settings=[*SMALL, "train.epochs=1", *settings]), tmp_path / name)
+        loop.train(resolve("digits/tiny/ce", settings=[*SMALL, "train.epochs=1", *settings]), tmp_path / name, on_step=look)
         assert json.loads((tmp_path / name / "env.json").read_text())["deterministic"] is (name == "yes")
     assert seen == [True, True, False, False]
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

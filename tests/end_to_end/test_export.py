@@ -144,7 +144,7 @@ def test_a_network_that_is_not_convolutional_is_fixed_unless_asked(said):
     assert opened.facts.dynamic == ("batch", "height", "width")
     assert trace(zoo("resnet8_tiny"), facts, any_size=False).facts.dynamic == ("batch",)
     assert said() == ""
-    with pytest.raises(ExportError, match=r"cannot follow the network at any size: .*; leave --size dynamic out"):
+    with pytest.raises(ExportError, match=r"cannot follow the network at any size: .*; leave `size=dynamic` out"):
         trace(FixedSize().eval(), Facts(num_classes=3, size=(8, 8)), any_size=True)
 
 
@@ -167,7 +167,7 @@ def test_opsets():
     traced = trace(Fickle(), Facts(num_classes=3, size=(32, 32)), any_size=False)
     versions = [part.version for part in onnx.load_from_string(as_onnx(traced, 20)).opset_import if part.domain == ""]
     assert versions == [20]
-    with pytest.raises(ExportError, match=r"opset|without --opset"):
+    with pytest.raises(ExportError, match=r"opset|without `opset=`"):
         as_onnx(traced, 999)
 
 
@@ -178,7 +178,7 @@ def test_what_torch_cannot_follow_is_told():
 
     with pytest.raises(ExportError, match=r"torch\.export cannot follow the network: "):
         trace(Coin(), Facts(num_classes=3, size=(8, 8)))
-    with pytest.raises(ExportError, match="how large the images are; give their height and width with --size"):
+    with pytest.raises(ExportError, match="the size of the images is not known; give their height and width with `size=`"):
         trace(Coin(), Facts(num_classes=3))
 
 
@@ -187,7 +187,7 @@ def test_what_onnx_has_no_word_for_is_told():
         def forward(self, x):
             return torch.special.bessel_j0(x).mean(dim=(2, 3))
 
-    with pytest.raises(ExportError, match=r"torch\.onnx cannot write the network: .*; try --to torch-export$"):
+    with pytest.raises(ExportError, match=r"torch\.onnx cannot write the network: .*; try `to=torch-export`$"):
         as_onnx(trace(Bessel(), Facts(num_classes=3, size=(8, 8), input="normalised")))
 
 

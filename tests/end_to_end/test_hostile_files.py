@@ -250,7 +250,7 @@ def test_an_endless_loop_ends_in_time(tmp_path):
     process = ModelProcess(tmp_path / "x.onnx")
     process.seconds = 1.0
     with pytest.raises(
-        CheckpointError, match=r"x\.onnx gave no answer within 1 seconds and was stopped; allow more with --timeout"
+        CheckpointError, match=r"x\.onnx gave no answer within 1 seconds and was stopped; allow more with `timeout=`"
     ):
         process(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     assert gone(process.child.pid)

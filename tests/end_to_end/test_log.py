@@ -7,15 +7,20 @@ import re
 import select
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import letkd.progress as progress
+import letkd.training.logbook as logbook
 import letkd.training.loop as loop
+import letkd.training.state as state
+import letkd.training.trackers as trackers
 from letkd.errors import Stopped
 from letkd.recipes import resolve
-from letkd.training.board import board, scalars
+from letkd.runs.folder import RunFolder
+from letkd.training.trackers import scalars, tracked
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=4", "student.model=resnet8_tiny"]
 RECIPE = resolve("digits/tiny/ce", settings=SMALL)
@@ -27,16 +32,16 @@ def runs(tmp_path_factory):
     """A run in one go, and one that was stopped in its third epoch, after the log had run ahead of the checkpoint."""
     folder = tmp_path_factory.mktemp("runs")
     loop.train(RECIPE, folder / "whole")
-    save, count = loop._Run._save, [0]
+    save, count = state.save_checkpoint, [0]
 
-    def killed_before_the_third_save(self):
+    def killed_before_the_third_save(*values):
         count[0] += 1
         if count[0] == 3:
             raise Stopped("killed")
-        save(self)
+        save(*values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Run, "_save", killed_before_the_third_save)
+        patch.setattr(state, "save_checkpoint", killed_before_the_third_save)
         with pytest.raises(Stopped):
             loop.train(RECIPE, folder / "stopped")
     assert len(rows(folder / "stopped")) == 3
@@ -71,11 +76,65 @@ def test_tensorboard_has_the_same_numbers_once(runs, name):
         assert shown == pytest.approx({row["epoch"]: row[tag] for row in metrics})
 
 
-def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
+def test_a_tracker_that_fails_is_told_once_and_stops_nothing(tmp_path, monkeypatch, said):
+    """Without TensorBoard, though it was asked for, and with a tracker that breaks at its second row."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with board(tmp_path / "tensorboard", 1) as show:
-        show({"epoch": 1, "loss": 2.0})
-    assert not any(tmp_path.iterdir())
+    seen = []
+
+    class Breaks:
+        def __init__(self, run, id, first):
+            assert re.fullmatch("[0-9a-f]{32}", id)
+
+        def row(self, row):
+            seen.append(row["epoch"])
+            if row["epoch"] == 2:
+                raise OSError("the line is dead\nand long")
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setitem(trackers.TRACKERS, "breaks", Breaks)
+    (tmp_path / "run").mkdir()
+    with tracked(RunFolder(tmp_path / "run", RECIPE), ["tensorboard", "breaks"], 1) as track:
+        for epoch in (1, 2, 3):
+            track({"epoch": epoch, "loss": 2.0})
+    assert seen == [1, 2]
+    text = said()
+    assert text.count("--log breaks failed (the line is dead); it gets no more rows, the run continues") == 1
+    assert text.count("--log tensorboard failed") == 1
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_rows(tmp_path, monkeypatch):
+    seen = []
+
+    class Keeps:
+        def __init__(self, run, id, first):
+            seen.append(id)
+
+        def row(self, row):
+            seen.append(row["epoch"])
+
+        def close(self):
+            pass
+
+    monkeypatch.setitem(trackers.TRACKERS, "keeps", Keeps)
+    run = RunFolder(tmp_path / "run", RECIPE)
+    with run.begin():
+        for epoch in (1, 2):
+            run.log({"epoch": epoch, "loss": 2.0})
+        for first in (3, 4):
+            with tracked(run, ["keeps"], first) as track:
+                track({"epoch": first, "loss": 2.0})
+    assert seen == [seen[0], 1, 2, 3, seen[0], 4]
+
+
+def test_wrong_trackers_get_a_sentence(letkd, monkeypatch):
+    code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "wandbb")
+    assert (code, err) == (2, "letkd: --log 'wandbb': there is no such tracker; nearest: wandb\n")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "mlflow")
+    assert (code, err) == (2, "letkd: --log mlflow needs mlflow, which is not installed: pip install 'letkd[mlflow]'\n")
 
 
 def test_tables_within_a_row_have_names_of_their_own():
@@ -84,7 +143,7 @@ def test_tables_within_a_row_have_names_of_their_own():
 
 
 def test_a_log_file_gets_plain_lines(tmp_path, monkeypatch, said):
-    monkeypatch.setattr(loop, "_teller", lambda tell=loop._teller: tell(every=0.0))
+    monkeypatch.setattr(loop, "logbook", partial(logbook.logbook, every=0.0))
     loop.train(RECIPE, tmp_path / "run")
     lines = [line for line in said().splitlines() if line.startswith("epoch")]
     assert [line.split()[1] for line in lines] == ["1/4", "2/4", "3/4", "4/4"]
@@ -93,11 +152,11 @@ def test_a_log_file_gets_plain_lines(tmp_path, monkeypatch, said):
 
 def test_a_log_file_gets_no_more_than_a_line_in_ten_seconds(monkeypatch, said):
     clock = [0.0]
-    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
-    tell, row = loop._teller(), {"loss": 1.0, "train_top1": 50.0, "val_top1": None}
+    monkeypatch.setattr(logbook.time, "monotonic", lambda: clock[0])
+    book = logbook.Logbook(lambda note: None, lambda row: None, epochs=25, every=10.0)
     for epoch in range(1, 26):
         clock[0] += 1.0
-        tell(epoch, 25, row)
+        book.epoch({"epoch": epoch, "loss": 1.0, "train_top1": 50.0, "val_top1": None})
     assert said() == "epoch 10/25  loss 1.000  train 50.00 %\nepoch 20/25  loss 1.000  train 50.00 %\n"
 
 

@@ -19,8 +19,8 @@ from letkd.errors import RecipeError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.supervision.stats import ClassMoments, Reservoir
-from letkd.training.board import scalars
 from letkd.training.fabric import processes_from
+from letkd.training.trackers import scalars
 from tests.end_to_end.test_resume import MIXED, recipe_for, same_end, teacher  # noqa: F401 - a fixture
 from tests.end_to_end.test_unlabelled_runs import BOTH, images_alone, save_pictures
 

@@ -19,9 +19,11 @@ import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
+from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.training.stop import polite_stop
+from tests.conftest import stop_after
 
 HERE = Path(__file__).parent
 SMALL = [
@@ -85,28 +87,14 @@ def test_a_run_killed_anywhere_ends_with_the_same_bits(method, seed, teacher, tm
     weather(recipe_for(method, teacher), tmp_path, seed)
 
 
-def stopped_after(steps: int, monkeypatch):
-    """Train until so many steps are done, then behave as if a signal had come."""
-    heed, count = loop._Run._heed, [0]
-
-    def counted(self):
-        count[0] += 1
-        self.wish.asked = count[0] == steps
-        heed(self)
-
-    monkeypatch.setattr(loop._Run, "_heed", counted)
-
-
 @pytest.mark.parametrize(
     ("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7), ("mlkd", 4), ("reviewkd", 5)]
 )
 def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, teacher, tmp_path, monkeypatch):
     recipe = recipe_for(method, teacher)
     loop.train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stopped_after(steps, patch)
-        with pytest.raises(Stopped, match=rf"stopped in epoch {1 + (steps - 1) // 3} of {5 if method == 'ab' else 3}"):
-            loop.train(recipe, tmp_path / "stopped")
+    with pytest.raises(Stopped, match=rf"stopped in epoch {1 + (steps - 1) // 3} of {5 if method == 'ab' else 3}"):
+        loop.train(recipe, tmp_path / "stopped", on_step=stop_after(steps))
     torch.manual_seed(123)  # whatever happened in between
     loop.train(recipe, tmp_path / "stopped")
     same_end(tmp_path / "whole", tmp_path / "stopped")
@@ -118,10 +106,8 @@ def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, t
 def test_a_run_on_mixed_images_goes_on_at_the_next_step(settings, teacher, tmp_path, monkeypatch):
     recipe = recipe_for("letkd-2", teacher, *settings)
     loop.train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stopped_after(5, patch)
-        with pytest.raises(Stopped):
-            loop.train(recipe, tmp_path / "stopped")
+    with pytest.raises(Stopped):
+        loop.train(recipe, tmp_path / "stopped", on_step=stop_after(5))
     loop.train(recipe, tmp_path / "stopped")
     same_end(tmp_path / "whole", tmp_path / "stopped")
 
@@ -160,10 +146,8 @@ def test_a_second_ctrl_c_is_meant():
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teacher, tmp_path, monkeypatch, capsys):
     recipe = recipe_for("crd", teacher)
     loop.train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stopped_after(7, patch)
-        with pytest.raises(Stopped):
-            loop.train(recipe, tmp_path / "run")
+    with pytest.raises(Stopped):
+        loop.train(recipe, tmp_path / "run", on_step=stop_after(7))
     last = tmp_path / "run" / "last" / NAME
     content = bytearray(last.read_bytes())
     content[len(content) * 2 // 3] ^= 0x10
@@ -172,7 +156,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teache
         last.unlink()
     else:
         last.write_bytes(bytes(changed[damage]))
-    monkeypatch.setattr("letkd.progress._quiet", False)
+    set_quiet(False)
     loop.train(recipe, tmp_path / "run")
     told = capsys.readouterr().err
     assert "goes on after epoch 2" in told
@@ -184,10 +168,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teache
 
 def test_two_damaged_checkpoints_are_not_taken_for_a_new_run(teacher, tmp_path, monkeypatch):
     recipe = recipe_for("ce", teacher)
-    with monkeypatch.context() as patch:
-        stopped_after(7, patch)
-        with pytest.raises(Stopped):
-            loop.train(recipe, tmp_path / "run")
+    with pytest.raises(Stopped):
+        loop.train(recipe, tmp_path / "run", on_step=stop_after(7))
     for name in (NAME, PREVIOUS):
         (tmp_path / "run" / "last" / name).write_bytes(b"nothing of use")
     with pytest.raises(CheckpointError, match="holds no checkpoint that is whole; remove it to start the run anew"):
@@ -203,13 +185,14 @@ import resource, signal, sys
 from letkd.recipes import resolve
 import letkd.training.loop as loop
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-save, calls = loop.save_checkpoint, []
+import letkd.training.state as state
+save, calls = state.save_checkpoint, []
 def save_until_full(*args):
     calls.append(1)
     if len(calls) == 3:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, resource.RLIM_INFINITY))
     save(*args)
-loop.save_checkpoint = save_until_full
+state.save_checkpoint = save_until_full
 loop.train(resolve(sys.argv[1]), sys.argv[2])
 """
     command = [sys.executable, "-c", code, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
@@ -224,11 +207,11 @@ loop.train(resolve(sys.argv[1]), sys.argv[2])
 
 def test_a_folder_that_cannot_be_made(teacher, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"the run folder .* could not be made: Not a directory; choose another with --out"):
+    with pytest.raises(RunError, match=r"the run folder .* could not be made: Not a directory; choose another with `out=`"):
         loop.train(recipe_for("ce", teacher), tmp_path / "file" / "run")
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights(teacher, tmp_path, monkeypatch):
+def test_a_gradient_that_is_not_finite_stops_the_run_and_the_checkpoint_before_it_is_kept(teacher, tmp_path, monkeypatch):
     recipe = recipe_for("letkd-1", teacher)
     forward = loop.Distiller.forward
     calls = []
@@ -244,7 +227,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights(teacher,
     with monkeypatch.context() as patch:
         patch.setattr(loop.Distiller, "forward", poisoned)
         with pytest.raises(
-            NonFiniteError, match=r"gradient of 'student\.fc\.weight' became NaN .* in epoch 2, step 2 \(terms: ce="
+            NonFiniteError, match=r"epoch 2: the gradient of 'student\.fc\.weight' became NaN .* in step 2 \(terms: ce="
         ):
             loop.train(recipe, tmp_path / "run")
     loop.train(recipe, tmp_path / "run")
@@ -274,11 +257,8 @@ def test_a_run_extended_ends_as_if_planned_so(moment, teacher, tmp_path, monkeyp
     schedule = ("optim.milestones=[1]", "methods.kd.T=4.0")
     longer = recipe_for("kd", teacher, *schedule, "train.epochs=4")
     loop.train(longer, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        if moment == "half-way":
-            stopped_after(5, patch)
-        with pytest.raises(Stopped) if moment == "half-way" else nullcontext():
-            loop.train(recipe_for("kd", teacher, *schedule), tmp_path / "run")
+    with pytest.raises(Stopped) if moment == "half-way" else nullcontext():
+        loop.train(recipe_for("kd", teacher, *schedule), tmp_path / "run", on_step=stop_after(5 if moment == "half-way" else 0))
     if moment == "between":  # killed after the old result was removed, before the new recipe was written
         (tmp_path / "run" / "result.json").unlink()
     assert loop.train(longer, tmp_path / "run").epochs == 4
@@ -288,7 +268,7 @@ def test_a_run_extended_ends_as_if_planned_so(moment, teacher, tmp_path, monkeyp
 def test_a_run_whose_rates_would_be_others_is_not_extended(teacher, tmp_path):
     loop.train(recipe_for("ce", teacher), tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_bytes()
-    with pytest.raises(RunError, match=r"with 9 epochs its rates would have been others: .* in epoch 3; keep them with --set"):
+    with pytest.raises(RunError, match=r"with 9 epochs its rates would have been others: .* in epoch 3; keep them with `optim"):
         loop.train(recipe_for("ce", teacher, "train.epochs=9"), tmp_path / "run")
     assert (tmp_path / "run" / "result.json").read_bytes() == before
 
@@ -298,10 +278,8 @@ def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monk
     own = tmp_path / "teacher.safetensors"
     shutil.copy(teacher, own)
     recipe = recipe_for("kd", own)
-    with monkeypatch.context() as patch:
-        stopped_after(4, patch)
-        with pytest.raises(Stopped):
-            loop.train(recipe, tmp_path / "run")
+    with pytest.raises(Stopped):
+        loop.train(recipe, tmp_path / "run", on_step=stop_after(4))
     if change == "teacher":
         save_weights(create_model("resnet14_tiny", num_classes=10), own)
     elif change == "damage":
@@ -312,7 +290,9 @@ def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monk
         other = replace(data.train, images=data.train.images.flip(0))
         monkeypatch.setattr(loop, "read_data", lambda recipe: replace(data, train=other))
     names = "inputs.json is damaged, so what they were is not known" if change == "damage" else change
-    with pytest.raises(RunError, match=rf"began with other inputs \({names}\); put them back, .* resume even so with --force"):
+    with pytest.raises(
+        RunError, match=rf"began with other inputs \({names}\); put them back, .* resume even so with `force=True`"
+    ):
         loop.train(recipe, tmp_path / "run")
     said()
     loop.train(recipe, tmp_path / "run", force=True)

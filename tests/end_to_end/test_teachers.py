@@ -115,7 +115,7 @@ def test_other_classes_are_refused_where_logits_are_read_and_told_elsewhere(letk
 def test_a_teacher_is_measured_once_per_run(letkd, tree, teacher, monkeypatch):
     more = command(tree, teacher, "--method", "kd", "--set", "train.epochs=2")
     seen = []
-    monkeypatch.setattr("letkd.training.loop._Run._finish", lambda run: seen.append(run.state.teacher_top1))
+    monkeypatch.setattr("letkd.training.loop.finish", lambda evaluation, steps, state, seconds: seen.append(state.teacher_top1))
     assert "100.00 % on" in letkd(*more)[2]
     assert "100.00 % on" not in letkd(*more)[2]
     assert seen == [100.0, 100.0]

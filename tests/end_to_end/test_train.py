@@ -6,7 +6,9 @@ import json
 import pytest
 import torch
 
+import letkd.training.finish as finish
 import letkd.training.loop as loop
+import letkd.training.state as state
 from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.distiller.student import load_student
@@ -78,7 +80,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(method, after, teacher, tmp_p
     class Killed(Exception):
         pass
 
-    save, calls = loop.save_checkpoint, []
+    save, calls = state.save_checkpoint, []
 
     def save_then_die(*args, **kwargs):
         save(*args, **kwargs)
@@ -86,10 +88,10 @@ def test_a_stopped_run_goes_on_to_the_same_weights(method, after, teacher, tmp_p
         if len(calls) == after:
             raise Killed
 
-    monkeypatch.setattr(loop, "save_checkpoint", save_then_die)
+    monkeypatch.setattr(state, "save_checkpoint", save_then_die)
     with pytest.raises(Killed):
         loop.train(recipe, tmp_path / "stopped")
-    monkeypatch.setattr(loop, "save_checkpoint", save)
+    monkeypatch.setattr(state, "save_checkpoint", save)
     torch.manual_seed(123)  # whatever happened in between
     loop.train(recipe, tmp_path / "stopped")
     whole, stopped = (read_state_dict(tmp_path / name / "student.safetensors") for name in ("whole", "stopped"))
@@ -142,17 +144,17 @@ def test_the_same_seed_gives_the_same_weights(teacher, tmp_path):
 
 def test_nan_stops_before_the_checkpoint_is_overwritten(teacher, tmp_path):
     recipe = recipe_for("letkd-1", teacher, "train.epochs=3")
-    save, held = loop.save_checkpoint, {}
+    save, held = state.save_checkpoint, {}
 
-    def poison(folder, module, optimizer, state):
-        save(folder, module, optimizer, state)
+    def poison(folder, module, optimizer, state, *more):
+        save(folder, module, optimizer, state, *more)
         held["bytes"] = (folder / NAME).read_bytes()
         if state["epoch"] == 2:  # the epoch that comes next
             with torch.no_grad():
                 module.student.conv1.weight.fill_(float("nan"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", poison)
+        patch.setattr(state, "save_checkpoint", poison)
         with pytest.raises(NonFiniteError, match=r"NaN or infinity in the student's tap 'penultimate\.x'"):
             loop.train(recipe, tmp_path / "run")
     assert (tmp_path / "run" / "last" / NAME).read_bytes() == held["bytes"]
@@ -161,12 +163,12 @@ def test_nan_stops_before_the_checkpoint_is_overwritten(teacher, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    loop.save_checkpoint(tmp_path, module, optimizer, {"epoch": 1})
+    state.save_checkpoint(tmp_path, module, optimizer, {"epoch": 1})
     before = (tmp_path / NAME).read_bytes()
     with torch.no_grad():
         module.bias.fill_(float("inf"))
     with pytest.raises(NonFiniteError, match="'bias' became NaN or infinite in epoch 2"):
-        loop.save_checkpoint(tmp_path, module, optimizer, {"epoch": 2})
+        state.save_checkpoint(tmp_path, module, optimizer, {"epoch": 2})
     assert (tmp_path / NAME).read_bytes() == before
 
 
@@ -232,7 +234,7 @@ def test_the_student_is_kept_where_its_evaluation_fails(tmp_path, monkeypatch):
 
     recipe = resolve("digits/tiny/ce", settings=[*SMALL, "data.val=0.0"])
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "judge", fail)
+        patch.setattr(finish, "judge", fail)
         with pytest.raises(DataError, match="damaged"):
             loop.train(recipe, tmp_path / "run")
     load_student(tmp_path / "run" / "student.safetensors")

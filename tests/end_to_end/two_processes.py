@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -18,21 +20,10 @@ import letkd.training.loop as loop
 from letkd.recipes import resolve
 from tests.end_to_end.kill_storm import set_trap
 
-
-def die_at_step(step: int, end) -> None:
-    heed, steps = loop._Run._heed, 0
-
-    def heed_or_die(run) -> None:
-        nonlocal steps
-        steps += 1
-        heed(run)
-        if steps == step:
-            end()
-
-    loop._Run._heed = heed_or_die
+Deaths = dict[int, Callable[[], None]]  # by step
 
 
-def prepare(death: str, mark: Path) -> threading.Timer | None:
+def prepare(death: str, mark: Path, at_step: Deaths) -> threading.Timer | None:
     """Arm one death; the mark says that it happened."""
     rank, _, when, how = death.split(":")
 
@@ -48,7 +39,7 @@ def prepare(death: str, mark: Path) -> threading.Timer | None:
         timer.start()
         return timer
     if how in ("kill", "raise"):
-        die_at_step(int(when), end)
+        at_step[int(when)] = end
     else:
         set_trap(int(when), how, end)
     return None
@@ -58,15 +49,22 @@ def main() -> None:
     torch.set_num_threads(1)
     recipes, out, deaths = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     out.mkdir(exist_ok=True)
-    real = loop._Run._heed, os.replace, os.fsync
+    real = os.replace, os.fsync
     for path in sorted(recipes.glob("*.toml")):
         mine = [death for death in deaths if death.split(":")[:2] == [os.environ["RANK"], path.stem]]
         left = [(death, mark) for death in mine if not (mark := out / death.replace(":", "-")).exists()]
-        timer = prepare(*left[0]) if left else None  # one at a time: the next comes after the restart
-        result = loop.train(resolve(path), out / path.stem, save_minutes=15 if path.stem.startswith("exact") else 0)
+        at_step: Deaths = {}
+        timer = prepare(*left[0], at_step) if left else None  # one at a time: the next comes after the restart
+        number = count(1)
+
+        def on_step(state, at_step=at_step, number=number) -> None:
+            at_step.get(next(number), lambda: None)()
+
+        save_minutes = 15 if path.stem.startswith("exact") else 0
+        result = loop.train(resolve(path), out / path.stem, save_minutes=save_minutes, on_step=on_step)
         if timer:
             timer.cancel()
-        loop._Run._heed, os.replace, os.fsync = real
+        os.replace, os.fsync = real
         # In one write: torchrun's workers are unbuffered, and print would write the end of its line apart from it.
         os.write(1, f"rank {os.environ['RANK']} {path.stem} {result.last_test}\n".encode())
 

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -17,18 +16,7 @@ from letkd.models import create_model, save_weights
 from letkd.models.cost import macs, parameters
 from letkd.taps import as_logits, probe
 from tests.conftest import images
-
-
-def _torchvision_imports() -> bool:
-    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
-
-
-if importlib.util.find_spec("torchvision") is not None and not _torchvision_imports():
-    # Beside a torch of another build torchvision's compiled operators do not load, and without two of them it does not even
-    # import. Its networks need none of them, so their names are enough.
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from tests.extras import networks as small  # it also makes torchvision import
 
 
 def needs(library: str) -> None:
@@ -143,23 +131,35 @@ def test_transformers_of_another_image_size_get_a_sentence(letkd):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "taps"),
     [
-        ("timm:vit_tiny_patch16_224", "goes on in tokens [b n d] after its last map ('norm' gives [1, 197, 192])"),
+        ("timm:vit_tiny_patch16_224", "penultimate=blocks.10:tokens --tap intermediate=blocks.9:tokens"),
+        ("timm:deit_tiny_distilled_patch16_224", "penultimate=blocks.10:tokens --tap intermediate=blocks.9:tokens"),
         (
             "timm:swin_tiny_patch4_window7_224",
-            "goes on with channels last [b h w d] after its last map ('norm' gives [1, 7, 7, 768])",
+            "penultimate=norm:channels-last --tap intermediate=layers.3.blocks.0:channels-last",
         ),
-        ("transformers:ViTConfig", "goes on in tokens [b n d] after its last map ('vit.layernorm' gives [1, 197, 768])"),
-        ("transformers:SwinConfig", "goes on in tokens [b n d] after its last map"),
+        ("transformers:ViTConfig", "penultimate=vit.layers.10:tokens --tap intermediate=vit.layers.9:tokens"),
+        (
+            "transformers:SwinConfig",
+            "penultimate=swin.layernorm:tokens --tap intermediate=swin.encoder.layers.3.blocks.0:tokens",
+        ),
+        (
+            "torchvision:vit_b_16",
+            "penultimate=encoder.layers.encoder_layer_10:tokens --tap intermediate=encoder.layers.encoder_layer_9:tokens",
+        ),
+        ("torchvision:swin_t", "penultimate=permute --tap intermediate=features.7.0:channels-last"),
     ],
 )
-def test_transformers_of_images_get_no_proposal_but_a_reason(letkd, name, says):
+def test_transformers_of_images_get_places_with_their_layout(letkd, name, taps):
+    """At their published sizes."""
     needs(name.partition(":")[0])
     code, out, _ = letkd("taps", name)
     assert code == 0
-    assert says in out
-    assert re.findall(r"--tap (\w+)=", out) == ["pooled"]
+    assert f"--tap {taps} --tap stage1=" in out
+    assert re.findall(r"--tap (\w+)=", out)[:7] == [
+        *("penultimate", "intermediate", "stage1", "stage2", "stage3", "stage4", "pooled")
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ folders of transformers
@@ -227,16 +227,64 @@ def test_a_folder_of_transformers_with_another_head(saved, said):
     assert "its classifier has other classes and is trained from the start" in said()
 
 
-def test_a_folder_without_its_classifier_is_refused(saved):
-    """As released DINOv2 checkpoints are: transformers by itself would draw a classifier at random."""
+@pytest.fixture
+def backbone(saved):
+    """A folder as released DINOv2 checkpoints are, without the classifier that transformers by itself would draw at random."""
     import safetensors.torch
 
-    folder, _ = saved("Dinov2Config")
+    folder, model = saved("Dinov2Config")
     path = folder / "model.safetensors"
     held = {key: value for key, value in safetensors.torch.load_file(path).items() if not key.startswith("classifier")}
     safetensors.torch.save_file(held, path, {"format": "pt"})
+    return folder, model
+
+
+def test_a_folder_without_its_classifier_is_a_backbone_or_refused(backbone):
+    folder, whole = backbone
     with pytest.raises(LetkdError, match=r"2 weights are missing or of another shape \(classifier.bias, classifier.weight\)"):
         create_model(f"transformers:{folder}", num_classes=3, weights=folder)
+    model = create_model(f"transformers:{folder}", num_classes=3, weights=folder, headless=True).eval()
+    x = torch.rand(2, 3, 32, 32)
+    assert model.num_classes == 0
+    assert letkd.find_taps(model, x[:1])["penultimate"] == letkd.Tap("layernorm", 24, 8, layout="tokens")
+    torch.testing.assert_close(model(x).last_hidden_state, whole.dinov2(x).last_hidden_state)
+
+
+def test_a_bare_vision_tower_is_a_backbone(tmp_path):
+    """SigLIP's has no classifier in transformers at all."""
+    needs("transformers")
+    tower = small.transformers_siglip(0).eval()
+    tower.save_pretrained(tmp_path / "siglip")
+    model = create_model(f"transformers:{tmp_path / 'siglip'}", num_classes=3, weights="own", headless=True).eval()
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(model(x).pooler_output, tower(x).pooler_output)
+    found = letkd.find_taps(model, x[:1])
+    assert (str(found["penultimate"]), str(found["pooled"])) == ("post_layernorm:tokens", "head")
+
+
+def test_a_backbone_of_transformers_teaches_features_and_kd_is_refused(letkd, backbone):
+    folder, _ = backbone
+    teacher = ("--teacher", f"transformers:{folder}", "--teacher-weights", "own", "--quick", "--set", "teacher.size=32")
+    code, _, err = letkd("train", "digits/tiny/letkd-1", *teacher, "--out", "run")
+    assert code == 0, err
+    assert "penultimate=layernorm:tokens" in err
+    code, _, err = letkd("train", "digits/tiny/kd", *teacher, "--out", "kd")
+    assert (code, "kd reads the teacher's logits, and" in err, "has no classifier; give a teacher" in err) == (2, True, True)
+
+
+def test_weights_of_timm_without_a_classifier_are_a_backbone(letkd, tmp_path):
+    needs("timm")
+    save_weights(create_model("timm:vit_tiny_patch16_224", num_classes=10), tmp_path / "whole.safetensors")
+    import safetensors.torch
+
+    held = safetensors.torch.load_file(tmp_path / "whole.safetensors")
+    bare = {key: value for key, value in held.items() if not key.startswith("head.")}
+    safetensors.torch.save_file(bare, tmp_path / "bare.safetensors")
+    model = create_model(
+        "timm:vit_tiny_patch16_224", num_classes=10, weights=tmp_path / "bare.safetensors", headless=True
+    ).eval()
+    assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 192)
+    assert str(small.find_taps(model, torch.zeros(1, 3, 224, 224))["penultimate"]) == "norm:tokens"
 
 
 def test_no_pickle_is_read_and_no_code_of_the_folder_runs(saved, tmp_path):

@@ -17,7 +17,7 @@ from letkd.methods import LetKD, Site
 from letkd.methods.quest import QUEST
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
-from letkd.supervision.labels import Entries, Rows, Table
+from letkd.supervision.labels import Entries, Rows, Table, label_kl
 from letkd.taps import Tap, Taps
 from tests.conftest import METHODS, a_distiller, a_stream, same_state, steps
 
@@ -54,7 +54,7 @@ def run(layer: KDLayer, x: torch.Tensor, p_T: torch.Tensor) -> tuple[torch.Tenso
         x_hat, seen = Taps(layer, {"a": Tap("omega")})(x)
         return x_hat, pixel_kl(p_T, seen["a"])
     x_hat, seen = Taps(layer, {"log_Z": Tap("log_Z")})(x)
-    return x_hat, fused.label_kl(Rows(pixels(p_T)), x, layer.omega.kernels(), seen["log_Z"])
+    return x_hat, label_kl(Rows(pixels(p_T)), x, layer.omega.kernels(), seen["log_Z"])
 
 
 def labels_for(x: torch.Tensor) -> torch.Tensor:
@@ -258,7 +258,7 @@ def test_the_tail_that_is_dropped_changes_the_kl_by_less_than_1e_4():
     omega = 3 * nn.functional.normalize(torch.randn(K, 64, 1, 1, dtype=torch.float64), dim=1)
     a = nn.functional.conv2d(nn.functional.normalize(x, dim=1), omega)
     entries = largest_entries(pixels(f), rho, 0.5, least=1e-7)
-    kl = fused.label_kl(entries, x, omega, fused.log_partition(x, omega))
+    kl = label_kl(entries, x, omega, fused.log_partition(x, omega))
     assert 1e-6 < abs(kl - pixel_kl(soft_assign(f, rho, 0.5), a)) < 1e-4
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from letkd.functional import pixel_kl, pixels, pool_to
+from letkd.functional import match_to, pixel_kl, pixels
 from letkd.methods.kd import kd_loss
 
 
@@ -71,7 +71,7 @@ def test_kd_loss_gradient_keeps_its_size_as_T_grows():
 @pytest.mark.parametrize(("have", "want"), [((4, 6), (2, 3)), ((4, 6), (4, 2)), ((3, 3), (1, 1)), ((2, 2), (2, 2))])
 def test_pool_to_averages_whole_windows(have, want):
     f = torch.randn(2, 3, *have, dtype=torch.float64)
-    pooled = pool_to(f, want, "here")
+    pooled = match_to(f, want, "here")
     assert pooled.shape == (2, 3, *want)
     m, n = have[0] // want[0], have[1] // want[1]
     for i in range(want[0]):

@@ -15,7 +15,7 @@ from letkd.methods.kd import KD
 from letkd.methods.tdd import TDD, group_loss
 from letkd.recipes import resolve
 from letkd.supervision.artefacts import Origin, path_of
-from letkd.supervision.tree import TreeSupervision, cut_tree, knn_purity, tree_nodes, ward_tree
+from letkd.supervision.tree import ClassTree, cut_tree, knn_purity, tree_nodes, ward_tree
 from letkd.taps import Tap
 from tests.conftest import SIZE, C, a_distiller, a_stream, features, in_batches, same_state, steps
 
@@ -189,7 +189,7 @@ def maps(n: int = 240, C: int = 8, d: int = 3, *, seed: int = 3) -> tuple[Tensor
 
 def test_the_fit_is_the_sum_of_its_parts():
     f_T, y, index = maps()
-    tree = TreeSupervision(k=10, threshold=0.35, C=8).fit(in_batches((f_T, y, index), 50))
+    tree = ClassTree(k=10, threshold=0.35, C=8).fit(in_batches((f_T, y, index), 50))
     pooled = f_T.double().mean(dim=(2, 3))
     means = torch.stack([pooled[y == c].mean(dim=0) for c in range(8)])
     expected = ward_tree(means)
@@ -208,15 +208,15 @@ def test_the_fit_is_the_sum_of_its_parts():
 
 def test_two_classes_are_two_groups():
     f_T, y, index = maps(40, C=2)
-    assert TreeSupervision(C=2).fit([(f_T, y, index)]).group_.tolist() == [0, 1]
+    assert ClassTree(C=2).fit([(f_T, y, index)]).group_.tolist() == [0, 1]
 
 
 def test_neither_order_nor_batch_size_matters_nor_what_was_fitted_before():
     f_T, y, index = maps()
-    expected = TreeSupervision(C=8).fit([(f_T, y, index)])
+    expected = ClassTree(C=8).fit([(f_T, y, index)])
     shuffled = torch.randperm(len(y))
     for order, batch in [(torch.arange(len(y)), 7), (shuffled, 100)]:
-        other = TreeSupervision(C=8).fit([maps(seed=9)])
+        other = ClassTree(C=8).fit([maps(seed=9)])
         other.fit(in_batches((f_T[order], y[order], index[order]), batch))
         for name, value in expected.state_dict().items():
             torch.testing.assert_close(other.state_dict()[name], value)
@@ -224,7 +224,7 @@ def test_neither_order_nor_batch_size_matters_nor_what_was_fitted_before():
 
 def test_few_samples_are_kept_and_all_count_for_the_means():
     f_T, y, index = maps(2000)
-    tree, everything = TreeSupervision(memory=4 * 4 * 300, C=8), TreeSupervision(C=8).fit([(f_T, y, index)])
+    tree, everything = ClassTree(memory=4 * 4 * 300, C=8), ClassTree(C=8).fit([(f_T, y, index)])
     for part in in_batches((f_T, y, index), 100):
         tree.partial_fit(*part)
         assert tree._reservoir._rows <= 1.25 * 300
@@ -235,7 +235,7 @@ def test_few_samples_are_kept_and_all_count_for_the_means():
 
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
 def test_saved_and_loaded_it_is_the_same(way):
-    tree, other = TreeSupervision(C=8).fit([maps()]), TreeSupervision(C=8)
+    tree, other = ClassTree(C=8).fit([maps()]), ClassTree(C=8)
     if way == "state_dict":
         other.load_state_dict(tree.state_dict())
     else:
@@ -246,9 +246,9 @@ def test_saved_and_loaded_it_is_the_same(way):
 
 def test_what_cannot_be_fitted_is_refused():
     f_T, y, index = features()
-    tree = TreeSupervision(C=C)
+    tree = ClassTree(C=C)
     tree.bind("tdd/stage2", d=4, C=C)
-    with pytest.raises(NotFittedError, match=r"TreeSupervision\(k=20, threshold=0.2\) at 'tdd/stage2' has no group_ yet"):
+    with pytest.raises(NotFittedError, match=r"ClassTree\(k=20, threshold=0.2\) at 'tdd/stage2' has no group_ yet"):
         tree.groups()
     with pytest.raises(
         FitError, match="a tree of 3 classes at 'tdd/stage2' needs images of every class, and there are none of class 2"
@@ -266,9 +266,9 @@ def test_what_cannot_be_fitted_is_refused():
         ):
             tree.fit([(torch.full_like(f_T, value), y, index)])
     with pytest.raises(FitError, match="tells classes apart and there is only one"):
-        TreeSupervision(C=1).fit([(f_T, torch.zeros_like(y), index)])
+        ClassTree(C=1).fit([(f_T, torch.zeros_like(y), index)])
     with pytest.raises(FitError, match="must know the number of classes"):
-        TreeSupervision().fit([(f_T, y, index)])
+        ClassTree().fit([(f_T, y, index)])
     assert not tree.is_fitted
 
 
@@ -327,7 +327,7 @@ def test_a_stage_of_one_group_adds_nothing():
 def test_the_teachers_place_may_be_another_than_the_students():
     taps = {**TAPS, "stage2": "last.0.bn"}
     distiller = a_tdd("unequal", teacher_taps=taps).fit(a_stream())
-    tree = TreeSupervision(k=5, C=C)
+    tree = ClassTree(k=5, C=C)
     for batch in a_stream():
         _, f = distiller._teacher_reads(batch.x)
         tree.partial_fit(f["stage2"], batch.y, batch.index)
@@ -349,7 +349,7 @@ def test_trees_are_files_of_their_own_and_are_found_again(tmp_path):
 
 @pytest.mark.parametrize("site", ["tdd/stage1", "../../elsewhere", "/etc/x", "a\\b", "stage1.preact", "C:x"])
 def test_a_sites_file_lies_in_its_folder_whatever_the_name(site, tmp_path):
-    path = path_of(TreeSupervision(), tmp_path, site, Origin("t", "p", "d", "s"))
+    path = path_of(ClassTree(), tmp_path, site, Origin("t", "p", "d", "s"))
     assert path.resolve().parent == tmp_path.resolve()
     assert re.search(r"\.tree\.[0-9a-f]{12}\.safetensors$", path.name)
     assert not set(path.name) & set("/\\:")

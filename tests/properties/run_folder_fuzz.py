@@ -27,10 +27,11 @@ from safetensors.torch import save_file
 import letkd.training.loop as loop
 from letkd.cli.main import main
 from letkd.errors import RESUME_ME, Stopped
-from letkd.models.weights import checksum
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
+from letkd.tensors import checksum
+from tests.conftest import stop_after
 
 SETTINGS = [
     *("data.batch_size=16", "data.fraction=0.05", "train.epochs=2", "train.steps=2"),
@@ -97,20 +98,8 @@ def make_ground(folder: Path) -> Ground:
     (folder / "own.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
     loop.train(recipe, folder / "ended")
     (folder / "ended" / "note.json").write_text(json.dumps(dict.fromkeys(("pair", "method", "title", "note"), "x")))
-    heed, count = loop._Run._heed, [0]
-
-    def stop_after_three(self) -> None:
-        count[0] += 1
-        self.wish.asked = count[0] == 3
-        heed(self)
-
-    loop._Run._heed = stop_after_three
-    try:
-        loop.train(recipe, folder / "stopped")
-    except Stopped:
-        pass
-    finally:
-        loop._Run._heed = heed
+    with contextlib.suppress(Stopped):
+        loop.train(recipe, folder / "stopped", on_step=stop_after(3))
     code, _, err = letkd(*ground.command("compare", folder / "compared"))
     assert code == 0, err
     return ground

@@ -29,6 +29,7 @@ from letkd.errors import DataError, LetkdError, Stopped
 from letkd.models.weights import read_state_dict
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
+from tests.conftest import stop_after
 
 
 def fuzz(n: int) -> settings:
@@ -123,17 +124,8 @@ def ground(tmp_path_factory):
     recipe = resolve("digits/tiny/letkd-2", settings=["data.name=cifar10", data, weights, *SETTINGS])
     (folder / "own.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
     loop.train(recipe, folder / "ended")
-    heed, count = loop._Run._heed, [0]
-
-    def stop_after_three(self):
-        count[0] += 1
-        self.wish.asked = count[0] == 3
-        heed(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Run, "_heed", stop_after_three)
-        with pytest.raises(Stopped):
-            loop.train(recipe, folder / "stopped")
+    with pytest.raises(Stopped):
+        loop.train(recipe, folder / "stopped", on_step=stop_after(3))
     return folder
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from letkd.functional import pixel_kl, pixels, pool_to
+from letkd.functional import match_to, pixel_kl, pixels
 from letkd.layer import KDLayer, soft_match
 from letkd.methods.kd import kd_loss
 from letkd.supervision import SubclassSupervision
@@ -129,8 +129,8 @@ def test_kd_loss_is_zero_for_equal_logits_and_not_negative(logits, T):
 @given(maps(), st.integers(1, 3), st.integers(1, 3))
 def test_pooling_undoes_repetition_and_keeps_the_mean(f, m, n):
     large = f.repeat_interleave(m, dim=2).repeat_interleave(n, dim=3)
-    torch.testing.assert_close(pool_to(large, f.shape[2:], "here"), f)
-    torch.testing.assert_close(pool_to(large, (1, 1), "here").flatten(), f.mean(dim=(2, 3)).flatten())
+    torch.testing.assert_close(match_to(large, f.shape[2:], "here"), f)
+    torch.testing.assert_close(match_to(large, (1, 1), "here").flatten(), f.mean(dim=(2, 3)).flatten())
 
 
 @few

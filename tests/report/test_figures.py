@@ -42,6 +42,10 @@ def test_a_curve_is_the_mean_over_seeds_with_the_range_around_it():
     assert (band[:, 1].min(), band[:, 1].max()) == (10, 50)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Student", "KD"]
     assert draw(charts["lr"]).axes[0].get_yscale() == "log"
+    assert "ema" not in charts
+    averaged = {chart.key: chart for chart in curves("digits/tiny", [group("kd", rows(1, 2, kd=7.0, ema_val_top1=3.0))])}
+    assert list(averaged["ema"].series[0].y) == [3.0, 3.0]
+    assert [series.name for series in averaged["loss-digits-tiny-kd"].series] == ["loss", "ce", "kd"], "it is no loss term"
     losses = charts["loss-digits-tiny-kd"]
     assert [series.name for series in losses.series] == ["loss", "ce", "kd"]
     assert "ce × 0.1, kd × 0.9" in losses.note

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from letkd.errors import RunError, UnsupportedPair
 from letkd.methods import KD, METHODS
 from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
+from letkd.report.curves import training
 from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
 from letkd.report.paper import ORDER, named_methods, paper_results, place
+from letkd.report.tables import as_markdown as rows_as_markdown
 from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 from letkd.runs.records import Result
+from letkd.runs.results import Row
 from letkd.training.trials import compare
 
 PAIR = "cifar100/rn56-rn20"
@@ -29,6 +33,43 @@ def a_run(folder: Path, cell: str, test: float | None, *, seed: int = 0, setting
         run.log({"epoch": 1, "lr": 0.05, "train_top1": 1.0, "loss": 2.0, "ce": 2.0, "val_top1": None, "seconds": 1.0})
         if test is not None:
             run.finish(Result(test, 99.0, None, None, None, test + 1, 1000, 1, 7200.0))
+
+
+def test_averages_of_the_weights_have_a_column_of_their_own(tmp_path):
+    a_run(tmp_path / "a/0", f"{PAIR}/at", 70.0)
+    a_run(tmp_path / "b/0", f"{PAIR}/kd", 71.0, settings=("train.ema=0.99", "data.mix=cutmix", "train.accumulate=2"))
+    text = as_markdown(detail(PAIR, find_groups([tmp_path]), {}))
+    assert "EMA" not in text
+    run = RunFolder(tmp_path / "b/0")
+    run.finish(replace(run.result, ema_test=72.5))
+    groups = find_groups([tmp_path])
+    header, _, *lines = [line for line in as_markdown(detail(PAIR, groups, {})).splitlines() if line.startswith("|")]
+    at = [name.strip() for name in header.split("|")].index("test %, EMA")
+    assert [line.split("|")[at].strip() for line in lines] == ["72.50", "–"]
+    by_csv = {row["title"]: row["ema_test_mean"] for row in csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {}))))}
+    assert by_csv == {"AT": "", "KD": "72.5"}
+    held = [run.result for run in (RunFolder(tmp_path / "a/0"), RunFolder(tmp_path / "b/0"))]
+    table = rows_as_markdown([Row("AT", held[:1], name="at"), Row("KD", held[1:], name="kd")], "at")
+    assert "test %, EMA" in table
+    assert "Difference in test accuracy" in table
+    assert "EMA" not in rows_as_markdown([Row("AT", held[:1])])
+
+
+def test_the_report_says_how_rows_were_trained(tmp_path):
+    a_run(tmp_path / "a/0", f"{PAIR}/at", 70.0)
+    a_run(
+        tmp_path / "b/0",
+        f"{PAIR}/kd",
+        71.0,
+        settings=("train.ema=0.99", "data.mix=cutmix", "train.accumulate=2", "schedule=linear"),
+    )
+    table = training(find_groups([tmp_path]))
+    assert table is not None
+    shown = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    assert shown == {
+        "AT": ["sgd, lr 0.05", "milestones [150, 180, 210]", "240", "64", "crop", "none", "–"],
+        "KD": ["sgd, lr 0.05", "linear", "240", "64 × 2", "crop", "cutmix, α 1", "0.99"],
+    }
 
 
 def test_the_order_is_the_papers():
@@ -167,7 +208,7 @@ def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path,
         def build(self, student, teacher):
             raise UnsupportedPair("the moon is in the wrong house")
 
-    monkeypatch.setitem(METHODS, "kd", Refuses)
+    monkeypatch.setitem(METHODS._items, "kd", Refuses)
     small = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
     compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
     group = next(group for group in find_groups([tmp_path]) if group.method == "kd")

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller import Distiller
 from letkd.distiller.cache import SHARD, TeacherCache
+from letkd.distiller.packing import pack, unpack
 from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError, RunError, Stopped
 from letkd.files import hold
 from letkd.methods import AT, CRD, DIST, DKD, KD, SP, SRD, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
@@ -304,8 +305,8 @@ def test_a_view_of_cifar_100_takes_less_than_150_megabytes(tmp_path):
     penultimate.rho_, penultimate.nearest_ = torch.randn(4096, d, generator=g), torch.ones(())
     inter.bind("intermediate", d=d, C=C)
     inter.fit([(f_T.repeat(2, 1, 1, 1)[:100], torch.arange(100))])
-    packed = [part.pack(part.labels(f_T, y)) for part in (penultimate, inter)]
-    kept = penultimate.unpack(packed[0])
+    packed = [pack(part.labels(f_T, y)) for part in (penultimate, inter)]
+    kept = unpack(packed[0], penultimate)
     assert isinstance(kept, Entries)
     assert 6 < len(kept.index) / (64 * b) < 9
     size = sum(len(save(tensors)) for tensors in packed)

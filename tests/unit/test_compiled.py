@@ -98,7 +98,7 @@ def test_a_run_takes_its_steps_in_compiled_parts(tmp_path, monkeypatch):
         made.append(CompiledParts(model, read=read, backend="eager"))
         return made[0]
 
-    monkeypatch.setattr(loop, "CompiledParts", parts)
+    monkeypatch.setattr("letkd.training.steps.CompiledParts", parts)
     train(resolve("digits/tiny/ce", settings=[*settings, "train.compile=true"]), tmp_path / "one")
     assert made[0].parts
     train(resolve("digits/tiny/ce", settings=settings), tmp_path / "two")

@@ -236,11 +236,11 @@ def test_registering_a_name_twice_is_refused():
 
     with pytest.raises(LetkdError, match=r"a model 'resnet20' is registered already, by letkd\.models\.resnet; choose another"):
         register_model(resnet20)
-    assert before == MODELS
+    assert before == dict(MODELS)
 
 
 def test_registered_function_is_found_and_stays_itself(monkeypatch):
-    monkeypatch.setattr("letkd.models.base.MODELS", dict(MODELS))
+    monkeypatch.setattr(MODELS, "_items", dict(MODELS))
 
     def fresh_net(num_classes):
         return nn.Linear(1, num_classes)

@@ -72,15 +72,15 @@ WRONG_PAIRS = {
         r"the student Net has 3 classes and the teacher Net 7; kd compares their logits: build both for the same classes",
     ),
     "student's maps larger": (
-        {"teacher": lambda: a_net(5, seed=1, stride=4)},
+        {"teacher": lambda: a_net(5, seed=1, stride=4), "methods": lambda: pooled()},
         UnsupportedPair,
         r"the teacher's map at 'intermediate' is 2x2 and the student's 4x4: average pooling needs a whole ratio",
     ),
     "no whole ratio": (
-        {"student": lambda: a_net(5, seed=1, stride=3)},
+        {"student": lambda: a_net(5, seed=1, stride=3), "methods": lambda: pooled()},
         UnsupportedPair,
         r"the teacher's map at 'intermediate' is 4x4 and the student's 3x3: average pooling needs a whole ratio of teacher to "
-        r"student size; choose taps whose sizes divide",
+        r"student size; use match='resize', or choose taps whose sizes divide",
     ),
     "no logits": (
         {"student": lambda: nn.Sequential(nn.Conv2d(3, 4, 1))},
@@ -104,6 +104,11 @@ WRONG_PAIRS = {
         r"Net and Net do not say what they take: pass example=one input \[1 3 H W\]",
     ),
 }
+
+
+def pooled() -> LetKD:
+    """A site that takes the paper's whole ratios alone."""
+    return LetKD([Site("intermediate", SubclassSupervision(2), match="pool")])
 
 
 @pytest.mark.parametrize("case", WRONG_PAIRS)
@@ -351,7 +356,8 @@ def test_without_checks_nan_goes_through(distiller):
 
 
 def test_a_batch_whose_maps_do_not_divide_is_refused_when_it_comes():
-    distiller = a_distiller(quest(6), "unequal").fit(a_stream())
+    strict = QUEST([Site("penultimate", KMeansSupervision(6), match="pool")])
+    distiller = a_distiller(strict, "unequal").fit(a_stream())
     x, y = images(3, size=(20, 20))
     with pytest.raises(UnsupportedPair, match=r"the teacher's map at 'penultimate' is 5x5 and the student's 3x3"):
         distiller(Batch(x, y))

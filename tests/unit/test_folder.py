@@ -219,7 +219,7 @@ def test_a_class_without_test_images_is_said(parts, said):
 
 
 def test_trees_that_are_none(tmp_path):
-    with pytest.raises(DataError, match=r"folder is read from a tree of images .* name it with --root FOLDER"):
+    with pytest.raises(DataError, match=r"folder is read from a tree of images .* name it with `root=FOLDER`"):
         load_data("folder")
     with pytest.raises(DataError, match="which is not there"):
         load_data("folder", root=tmp_path / "nowhere")

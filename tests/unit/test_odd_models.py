@@ -226,17 +226,19 @@ def test_a_module_that_runs_twice_is_no_site_and_is_marked(letkd_taps):
     assert "last" not in proposed, "what runs twice is not proposed"
 
 
-def test_tokens_are_no_map(letkd_taps):
+def test_tokens_are_no_map_until_they_are_named_as_tokens(letkd_taps):
     teacher = a_net(4, seed=0)
     for path in ("blocks", "norm"):
-        sentence = rf"'{path}' gives \[b 16 8\], and a map \[b d h w\] is needed; tokens \[b n d\] are no map: .*\(kd, dkd\)"
+        sentence = (
+            rf"'{path}' gives \[b 16 8\], and a map \[b d h w\] is needed; for patch tokens \[b n d\] write {path}:tokens"
+        )
         with pytest.raises(LetkdError, match=sentence):
             distil(Tokens(), teacher, methods.letkd1(4), {"penultimate": path})
     distil(Tokens(), teacher, methods.KD(), {})(images(6)).loss.backward()
     code, said = letkd_taps(Tokens())
     assert code == 0
-    assert "no proposal for maps: Tokens goes on in tokens [b n d] after its last map ('norm' gives [1, 16, 8])" in said
-    assert "--student own.py:model --tap pooled=head:input\n" in said, "which needs no map"
+    assert "--tap penultimate=norm:tokens --tap intermediate=blocks.1:tokens" in said
+    distil(Tokens(), teacher, methods.letkd1(4), {"penultimate": "norm:tokens"}).fit([images(6)])(images(6)).loss.backward()
 
 
 def test_no_parameters():

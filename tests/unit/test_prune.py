@@ -145,7 +145,7 @@ def test_shrink_says_what_it_needs(tmp_path):
     source = Source(tmp_path, a_folded_student(), Facts(num_classes=3), None)
     with pytest.raises(ExportError, match="pruning needs the training images"):
         shrink(source, "auto")
-    with pytest.raises(ExportError, match="--prune some: say never, auto, or how many templates"):
+    with pytest.raises(ExportError, match="`prune=some`: say never, auto, or how many templates"):
         shrink(Source(tmp_path, source.student, source.facts, data), "some")
     train, held, name = hold_out(data)
     assert name == "a tenth of the training split"

@@ -247,7 +247,7 @@ def test_all_errors_at_once():
     [
         ("digits/tny", None, [], "no recipe 'digits/tny'; nearest: digits/tiny"),
         ("digits/tiny/letkd2", None, [], "no method 'letkd2'; nearest: letkd-2"),
-        ("digits/tiny/kd", "quest", [], "names the method 'kd' and --method names 'quest'"),
+        ("digits/tiny/kd", "quest", [], "names the method 'kd' and `method=` names 'quest'"),
         ("digits/tiny", None, ["epochs"], "write key=value"),
         ("missing.toml", None, [], "no recipe file missing.toml"),
         (None, "ce", [], "'data.name' is missing; 'student' is missing"),

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import letkd
+import letkd.training.finish as finish
 import letkd.training.loop as loop
 from letkd.distiller.student import FORMAT, save_student
 from letkd.errors import CheckpointError, DataError, RunError
@@ -316,15 +317,16 @@ def test_the_recipe_is_compared_again_under_the_lock(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("moment", ["_epoch", "_row", "_finish"])
+@pytest.mark.parametrize("moment", ["Tally", "added", "finish"])  # before an epoch, after it, at the end
 def test_a_run_whose_folder_is_removed_does_not_end_as_finished(tmp_path, monkeypatch, moment):
-    recipe, real = resolve("digits/tiny/ce", settings=SMALL), getattr(loop._Run, moment)
+    recipe, real = resolve("digits/tiny/ce", settings=SMALL), getattr(loop, moment)
 
-    def gone(self, *values):
-        self.run.path.rename(tmp_path / "elsewhere")
-        return real(self, *values)
+    def gone(*values):
+        if (tmp_path / "run").exists():
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        return real(*values)
 
-    monkeypatch.setattr(loop._Run, moment, gone)
+    monkeypatch.setattr(loop, moment, gone)
     with pytest.raises(RunError, match="run was removed or replaced while the run was training"):
         loop.train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists(), "nothing is left in the way of the next start"
@@ -344,14 +346,14 @@ def test_an_empty_test_split_is_told_before_anything_is_written(tmp_path, monkey
 
 
 def test_the_student_is_there_before_it_is_evaluated(tmp_path, monkeypatch):
-    judge = loop.judge
+    judge = finish.judge
 
     def fail_on_test(*values, description, **more):
         if "test" in description:
             raise KeyboardInterrupt
         return judge(*values, description=description, **more)
 
-    monkeypatch.setattr(loop, "judge", fail_on_test)
+    monkeypatch.setattr(finish, "judge", fail_on_test)
     with pytest.raises(KeyboardInterrupt):
         loop.train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "run")
     assert letkd.load_student(tmp_path / "run" / "student.safetensors")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from letkd.errors import RunError
+from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.recipes.schedule import why_not_extended
 from letkd.report.tables import as_markdown
@@ -108,7 +109,7 @@ def test_a_start_killed_before_its_recipe_was_written_can_start_again(tmp_path):
 
 
 def test_going_on_elsewhere_is_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("letkd.progress._quiet", False)
+    set_quiet(False)
     run = begun(tmp_path / "run")
     held = json.loads((run.path / "env.json").read_text())
     (run.path / "env.json").write_text(json.dumps(held | {"threads": 999}))

@@ -177,9 +177,7 @@ def test_a_network_of_ones_own_opens_where_the_caller_names_it(own, method, tmp_
     save_student(lively(student), path, model=model, num_classes=3)
     (tmp_path / "touched").unlink()
     own.write_text(own.read_text() + "\n# edited, so that it would be read anew\n")
-    with pytest.raises(
-        CheckpointError, match=r"nets.py:small', which is none of the zoo, .*load_student\(path, model='.*small'\) or --student"
-    ):
+    with pytest.raises(CheckpointError, match=r"nets.py:small', which is none of the zoo, .*`model='.*small'`"):
         load_student(path)
     assert not (tmp_path / "touched").exists()
     loaded = load_student(path, model=model)

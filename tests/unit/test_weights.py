@@ -15,7 +15,8 @@ from torch import nn
 
 from letkd.errors import CheckpointError, RunError
 from letkd.models import create_model, load_weights, save_weights
-from letkd.models.weights import fingerprint, read_state_dict
+from letkd.models.weights import read_state_dict
+from letkd.tensors import fingerprint
 
 
 def tiny(seed: int, num_classes: int = 5) -> nn.Module:

@@ -37,8 +37,12 @@ def compare(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
     jobs: o.Jobs = 1,
+    launcher: o.LauncherSpec = None,
+    cache: o.Cache = False,
+    log: o.Log = None,
     root: o.Root = None,
     teacher_weights: o.TeacherWeights = None,
+    preset: o.Preset = None,
     settings: o.Settings = None,
     trust: o.Trust = False,
     quick: o.Quick = False,
@@ -46,6 +50,7 @@ def compare(
 ) -> None:
     """Teach the same student by several methods and print one table. Run the same command again to resume."""
     from letkd.recipes import list_pairs, resolve_with_sources
+    from letkd.training.trackers import parse_trackers
 
     if pair is None:
         pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
@@ -55,21 +60,24 @@ def compare(
     if against is not None and against not in rows:
         raise RecipeError(f"--against {against!r} is no row of this comparison; nearest: {nearest(against, rows)}")
     name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
-    folder = out or Path("runs") / f"compare-{name}{'-quick' if quick else ''}"
-    values = [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
+    folder = out or Path("runs") / f"compare-{name}{f'-{preset}' if preset else ''}{'-quick' if quick else ''}"
+    values = [f"train.cache_views={o.CACHE_VIEWS}"] if cache else []
+    values += [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     for method in () if trust else rows:
-        o.refuse_code(pair, *resolve_with_sources(pair, method=method, settings=values, quick=quick))
+        o.refuse_code(pair, *resolve_with_sources(pair, method=method, preset=preset, settings=values, quick=quick))
     show(
         pair,
         rows,
         folder,
         trials=trials,
+        preset=preset,
         settings=values,
         quick=quick,
         teacher_weights=teacher_weights,
         title=f"{pair}: one student, side by side",
         against=against or rows[0],
-        launcher=o.launcher(jobs),
+        launcher=o.launcher(launcher, jobs, folder),
+        log=parse_trackers(log),
     )
 
 
@@ -102,9 +110,11 @@ def show(
     settings: list[str],
     teacher_weights: Path | None,
     title: str,
+    preset: str | None = None,
     quick: bool = False,
     against: str | None = None,
     launcher: "Launcher | None" = None,
+    log: tuple[str, ...] | None = None,
 ) -> None:
     """Run the comparison, print the table and keep it as `table.md` beside the runs."""
 
@@ -118,10 +128,12 @@ def show(
         methods,
         folder,
         trials=trials,
+        preset=preset,
         settings=settings,
         teacher_weights=teacher_weights,
         quick=quick,
         launcher=launcher,
+        log=log,
     )
     write_whole(folder / "table.md", as_markdown(rows, against).encode())
     show(as_rich(rows, title, against))

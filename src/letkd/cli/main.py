@@ -23,11 +23,14 @@ from letkd.cli import (
     models,
     predict,
     report,
+    search,
     show,
     taps,
     train,
 )
+from letkd.cli.flags import in_flags, show_messages
 from letkd.cli.memory import keep_large_blocks
+from letkd.cli.threads import wait_passively
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.progress import plain
 from letkd.training.stop import STOPPED, immediate_stop
@@ -48,6 +51,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
 app.command("compare")(compare.compare)
+app.command("search")(search.search)
 app.command("report")(report.report)
 app.command("analyse")(analyse.analyse)
 app.command("methods")(methods.methods)
@@ -81,6 +85,8 @@ def main() -> None:
     """
     _open_streams()
     keep_large_blocks()
+    wait_passively()
+    show_messages()
     try:
         with immediate_stop() as wish:
             try:
@@ -169,4 +175,4 @@ def _open_streams() -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"letkd: {plain(' '.join(sentence.splitlines()))}", file=sys.stderr)
+    print(f"letkd: {plain(in_flags(' '.join(sentence.splitlines())))}", file=sys.stderr)

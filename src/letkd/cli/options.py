@@ -40,14 +40,24 @@ StudentWeights = Annotated[
     Path | None,
     typer.Option(help="Weights to start from; a classifier of other classes is trained from the start.", show_default=False),
 ]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN", help="Parameters of the student to keep as they are, e.g. layer1.*; repeatable.", show_default=False
+    ),
+]
 TeacherTap = Annotated[
     list[str] | None,
-    typer.Option(metavar="ROLE=PATH", help="role=module.path in the teacher, e.g. penultimate=layer3.", show_default=False),
+    typer.Option(
+        metavar="ROLE=PATH",
+        help="role=module.path in the teacher, e.g. penultimate=layer3, or penultimate=norm:tokens for patch tokens.",
+        show_default=False,
+    ),
 ]
 Student = Annotated[str | None, typer.Option(metavar="MODEL", help="As --teacher.", show_default=False)]
 StudentTap = Annotated[
     list[str] | None,
-    typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="role=module.path in the student.", show_default=False),
+    typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="As --teacher-tap, in the student.", show_default=False),
 ]
 Probe = Annotated[
     str | None,
@@ -79,6 +89,28 @@ Quick = Annotated[
     typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
+LauncherSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="local:N|slurm|ray",
+        help="What runs them: processes here, SLURM jobs or a Ray cluster.",
+        show_default=False,
+    ),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Trackers that get the metrics: tensorboard,wandb,mlflow.",
+        show_default="tensorboard, if installed",
+    ),
+]
+Cache = Annotated[
+    bool,
+    typer.Option("--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."),
+]
+CACHE_VIEWS = 10
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
@@ -107,14 +139,17 @@ def recipe_from(
     preset: str | None = None,
     student_weights: Path | None = None,
     probe: str | None = None,
+    freeze: list[str] | None = None,
     quick: bool = False,
     trust: bool = False,
+    tell: bool = True,
     **more: Any,
 ) -> "Recipe":
     """The recipe that a command line means.
 
     Args:
         trust: a recipe file may name code to run; without it, only the command line may.
+        tell: say what was scaled to the epochs.
     """
     from letkd.progress import say
     from letkd.recipes import resolve_with_sources, scaling
@@ -127,6 +162,7 @@ def recipe_from(
         "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
         "student.model": student,
         "student.weights": None if student_weights is None else str(student_weights),
+        "student.freeze": freeze or None,
         "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
         "probe.name": None if probe is None else probe.partition("=")[0],
         "probe.root": None if probe is None else probe.partition("=")[2] or None,
@@ -138,7 +174,7 @@ def recipe_from(
     )
     if not trust:
         refuse_code(cell, recipe, sources)
-    if (line := scaling(recipe, sources)) is not None:
+    if tell and (line := scaling(recipe, sources)) is not None:
         say(line)
     return recipe
 
@@ -159,10 +195,25 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
         )
 
 
-def launcher(jobs: int) -> "Launcher | None":
-    """What runs the tasks: this process itself for one job at a time."""
-    from letkd.training.launchers import Local
+def duration(text: str | None) -> float | None:
+    """`20min`, `90s`, `1h` or `1h30min` in seconds."""
+    if text is None:
+        return None
+    parts = re.fullmatch(r"(?:(\d{1,4})h)?(?:(\d{1,6})min)?(?:(\d{1,8})s)?", text.replace(" ", ""), re.ASCII)
+    seconds = sum(int(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True)) if parts else 0
+    if not seconds:
+        raise RecipeError(f"--time {text!r:.60}: write hours, minutes or seconds, as in 20min, 90s or 1h30min")
+    return float(seconds)
 
+
+def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
+    """What runs the tasks: this process itself for one job at a time."""
+    from letkd.training.launchers import Local, launcher_from
+
+    if spec is not None:
+        if jobs > 1:
+            raise RecipeError("--jobs and --launcher both say how runs are started; give one of them")
+        return launcher_from(spec, folder)
     return Local(jobs) if jobs > 1 else None
 
 

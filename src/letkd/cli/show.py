@@ -37,11 +37,11 @@ def show(
 
 
 def lines(recipe: "Recipe", sources: dict[str, str]) -> list[str]:
-    """A line of TOML for every value that something sets, its source as the comment."""
+    """A line of TOML for every key: its value and, as the comment, its source. Keys without a value follow as comments."""
     from letkd.recipes.tables import as_toml, dotted, leaves
 
-    table = recipe.model_dump(exclude_unset=True, exclude_none=True)
-    values = {dotted(path): as_toml(value) for path, value in leaves(table)}
-    texts = {key: f"{key} = {value}" for key, value in values.items()}
+    values = {dotted(path): value for path, value in leaves(recipe.model_dump(exclude_none=True))}
+    texts = {key: f"{key} = {as_toml(value)}" for key, value in values.items()}
     width = max(map(len, texts.values()))
-    return [f"{text:<{width}}  # {sources[key]}" for key, text in texts.items()]
+    unset = [f"# {dotted(path)} is not set" for path, value in leaves(recipe.model_dump()) if value is None]
+    return [f"{text:<{width}}  # {sources.get(key, 'default')}" for key, text in texts.items()] + unset

@@ -1,10 +1,12 @@
 """`letkd train`: one recipe, one or several seeds."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from letkd.cli import options as o
+from letkd.errors import RecipeError
 
 
 def train(
@@ -18,9 +20,16 @@ def train(
     student: o.Student = None,
     student_tap: o.StudentTap = None,
     student_weights: o.StudentWeights = None,
+    freeze: o.Freeze = None,
     epochs: Annotated[
         int | None,
         typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Train as many epochs as fit, e.g. 20min; measured first, per run.", show_default=False
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
@@ -38,18 +47,17 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Resume a run although its teacher or its images are others than at its start.")
     ] = False,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."
-        ),
-    ] = False,
+    cache: o.Cache = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
     ] = False,
+    log: o.Log = None,
 ) -> None:
     """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
-    recipe = o.recipe_from(
+    if time is not None and epochs is not None:
+        raise RecipeError(f"--time {time} and --epochs {epochs}: the time decides on the epochs; leave out one of them")
+    resolved = partial(
+        o.recipe_from,
         cell,
         method=method,
         data=data,
@@ -62,29 +70,41 @@ def train(
         preset=preset,
         student_weights=student_weights,
         probe=probe,
+        freeze=freeze,
         settings=settings,
         trust=trust,
         quick=quick,
-        **{
-            "train.epochs": epochs,
-            "train.seed": seed,
-            "train.cache_views": 10 if cache else None,
-            "train.deterministic": deterministic or None,
-        },
     )
+    given = {
+        "train.epochs": epochs,
+        "train.time": o.duration(time),
+        "train.seed": seed,
+        "train.cache_views": o.CACHE_VIEWS if cache else None,
+        "train.deterministic": deterministic or None,
+    }
+    recipe = resolved(**given)
     folder = o.run_folder(out, cell, recipe, quick=quick)
+    if recipe.train.time is not None:
+        from letkd.training.budget import plan
+
+        planned = plan(recipe, folder, supervision=supervision)
+        recipe = resolved(**given | planned)
+        if recipe.train.epochs != planned["train.epochs"]:
+            raise RecipeError(f"--set train.epochs={recipe.train.epochs} and --time {time}: leave out one of them")
 
     from letkd.distributed.processes import rank
     from letkd.progress import show
     from letkd.report.tables import as_rich, without_labels
     from letkd.runs.results import Row
     from letkd.training.loop import train as run
+    from letkd.training.trackers import parse_trackers
     from letkd.training.trials import run_trials
 
+    how = {"supervision": supervision, "save_minutes": save_every, "force": force, "log": parse_trackers(log)}
     if trials == 1:
-        results = [run(recipe, folder, supervision=supervision, save_minutes=save_every, force=force)]
+        results = [run(recipe, folder, **how)]
     else:
-        results = run_trials(recipe, folder, trials, supervision=supervision, jobs=jobs, save_minutes=save_every, force=force)
+        results = run_trials(recipe, folder, trials, jobs=jobs, **how)
     if rank():
         return
     show(as_rich([Row(recipe.title or "own recipe", results)], f"{recipe.student.model} on {recipe.data.name}"))

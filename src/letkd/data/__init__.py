@@ -2,7 +2,7 @@
 
 from letkd.data import cifar, digits, folder, imagenet, images, tiny_imagenet  # noqa: F401  (importing a reader's file registers it)
 from letkd.data.augment import Augment, Chain, CropFlip, Erase, ResizedCropFlip, RotateFlip
-from letkd.data.base import AnySplit, Dataset, Split, load_data
+from letkd.data.base import AnySplit, Dataset, Split, load_data, register_data
 from letkd.data.file_split import FileSplit
 from letkd.data.loader import Loader
 from letkd.data.mix import Mix
@@ -26,4 +26,5 @@ __all__ = [
     "Strong",
     "TrivialAugment",
     "load_data",
+    "register_data",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 from letkd.batch import UNLABELLED
 from letkd.data.augment import Augment
 from letkd.errors import DataError, nearest
+from letkd.plugins import Registry
 
 Size = int | tuple[int, int]  # the side of a square, or height and width
 Request = tuple[Tensor, tuple[Tensor, ...]]  # which images [b], and the numbers drawn for them, b rows each
@@ -202,7 +203,7 @@ class Reading:
 
 
 Reader = Callable[[Path | None, Reading], Dataset]
-READERS: dict[str, Reader] = {}
+READERS: Registry[Reader] = Registry("data", "a data set")
 
 
 def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed: Sequence[int]) -> Bool[Tensor, " n"]:
@@ -220,11 +221,11 @@ def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed
     return taken
 
 
-def reader(name: str) -> Callable[[Reader], Reader]:
+def register_data(name: str) -> Callable[[Reader], Reader]:
     """Registers a function that gives a data set from its folder: all training images as `train`, `val` empty if not its own."""
 
     def register(read: Reader) -> Reader:
-        READERS[name] = read
+        READERS.add(name, read)
         return read
 
     return register
@@ -266,9 +267,7 @@ def load_data(
     data = READERS[name](None if root is None else Path(root).expanduser(), reading)
     if size is not None and data.image_size != reading.sides:
         h, w = data.image_size
-        raise DataError(
-            f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave the size out (data.size, --size)"
-        )
+        raise DataError(f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave `size=` out")
     train, held = data.train, data.val
     if val > 0 and not len(held):
         mask = stratified(train.labels, lambda n: min(int(val * n + 0.5), n - 1), seed=(seed, 1))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from letkd.data.archives import ARCHIVES
-from letkd.data.base import Dataset, Reading, Split, reader
+from letkd.data.base import Dataset, Reading, Split, register_data
 from letkd.data.pickles import Array, as_text, read_pickle
 from letkd.data.pictures import shown
 from letkd.data.unpack import CHUNK, open_tar, to_the_end
@@ -89,13 +89,13 @@ CLASSES10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "ho
 CLASSES100 = tuple(str(c) for c in range(100))
 
 
-@reader("cifar10")
+@register_data("cifar10")
 def read_cifar10(root: Path | None, reading: Reading) -> Dataset:
     """The ten classes of CIFAR-10."""
     return _read("cifar10", CIFAR10, root, CLASSES10)
 
 
-@reader("cifar100")
+@register_data("cifar100")
 def read_cifar100(root: Path | None, reading: Reading) -> Dataset:
     """The hundred fine classes of CIFAR-100."""
     return _read("cifar100", CIFAR100, root, CLASSES100)
@@ -131,7 +131,7 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
     archives = " or ".join(layout.archive for layout in layouts)
     get = (
         f"get it with `letkd data get {name}`, or download {archives} from https://www.cs.toronto.edu/~kriz/cifar.html, "
-        "unpacked or not, and name its folder with root=FOLDER (--root FOLDER on the command line)"
+        "unpacked or not, and name its folder with `root=FOLDER`"
     )
     if root is None:
         raise DataError(f"{name} is read from its official files, and no folder was named; {get}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from letkd.data.base import Dataset, Reading, Split, reader, stratified
+from letkd.data.base import Dataset, Reading, Split, register_data, stratified
 
 # Of the 1,077 training images; grey, so the same for all three channels.
 MEAN = 0.3054
@@ -16,7 +16,7 @@ STD = 0.3238
 TEST_PER_CLASS = 72
 
 
-@reader("digits")
+@register_data("digits")
 def read_digits(root: Path | None, reading: Reading) -> Dataset:
     """1,797 grey images of 8x8 as 32x32 in three channels; 72 images of each digit, always the same, are the test split."""
     grey, labels = _grey_and_labels()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from letkd.data.base import Dataset, Reading, reader, stratified
+from letkd.data.base import Dataset, Reading, register_data, stratified
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.pictures import shown
 from letkd.errors import DataError
@@ -20,7 +20,7 @@ TEST_SHARE = 0.2
 def need_folder(name: str, root: Path | None, what: str) -> Path:
     """The folder a data set is to be read from, which must be there."""
     if root is None:
-        raise DataError(f"{name} is read from {what}, and no folder was named; name it with --root FOLDER (root= in Python)")
+        raise DataError(f"{name} is read from {what}, and no folder was named; name it with `root=FOLDER`")
     if not root.is_dir():
         raise DataError(
             f"{name} was asked from {shown(root)}, which is {'no folder' if root.exists() else 'not there'}; it is read from {what}"
@@ -39,7 +39,7 @@ def list_tree(root: Path) -> dict[str, Listing]:
     return parts
 
 
-@reader("folder")
+@register_data("folder")
 def read_folder(root: Path | None, reading: Reading) -> Dataset:
     """`train`, `val` and `test` with a folder for each class; or one such tree, of which a fifth of each class is the test split."""
     root = need_folder("folder", root, "a tree of images with one folder for each class")

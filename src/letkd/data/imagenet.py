@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from letkd.data.base import Dataset, Reading, reader
+from letkd.data.base import Dataset, Reading, register_data
 from letkd.data.folder import MEAN, SIZE, STD, need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.pictures import shown
@@ -64,7 +64,7 @@ def _list_val(root: Path, truth: Path, synsets: dict[int, tuple[str, str]]) -> L
     return list_flat(root, root / "val", owners, truth.name)
 
 
-@reader("imagenet")
+@register_data("imagenet")
 def read_imagenet(root: Path | None, reading: Reading) -> Dataset:
     """Labels in the order of the sorted WordNet ids; the official validation images are the test split."""
     root, parts, words = list_imagenet(root)

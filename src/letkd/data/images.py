@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from letkd.batch import UNLABELLED
-from letkd.data.base import Dataset, Reading, reader
+from letkd.data.base import Dataset, Reading, register_data
 from letkd.data.file_split import FileSplit
 from letkd.data.folder import MEAN, SIZE, STD
 from letkd.data.listing import Listing, files_below, leave_out_damaged, some
@@ -68,7 +68,7 @@ def read_images(root: Path | None, reading: Reading) -> FileSplit:
     )
 
 
-@reader("images")
+@register_data("images")
 def read_images_alone(root: Path | None, reading: Reading) -> Dataset:
     """A data set without classes: a share of it is held out for validation, and there is no test split."""
     train = read_images(root, reading.at(SIZE))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from letkd.data.base import Dataset, Reading, reader
+from letkd.data.base import Dataset, Reading, register_data
 from letkd.data.folder import need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.pictures import shown
@@ -48,7 +48,7 @@ def _list_val(home: Path) -> Listing:
     return list_flat(home, home / "val" / "images", owners, notes.name)
 
 
-@reader("tiny-imagenet")
+@register_data("tiny-imagenet")
 def read_tiny_imagenet(root: Path | None, reading: Reading) -> Dataset:
     """The official validation images are the test split, as in the field; the official test images have no labels."""
     home, parts = list_tiny_imagenet(root)

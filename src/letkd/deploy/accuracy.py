@@ -49,14 +49,14 @@ def evaluate_file(
     """
     runner = open_model(path, trust=trust, seconds=seconds)
     if data is None:
-        raise RunError(f"{path} does not say what it was trained on: name the data set with --data")
+        raise RunError(f"{path} does not say what it was trained on: name the data set with `data=`")
     facts = runner.facts
     reading = {"size": facts.size, "resize": facts.resize} if data == "folder" and facts.size else {}
     images = load_data(data, root=root, **reading)
     _must_be_the_same_classes(path, facts, images.name, images.classes, images.num_classes)
     part = getattr(images, split)
     if not len(part):
-        raise DataError(f"the {split} split of {images.name} is empty; choose another with --split")
+        raise DataError(f"the {split} split of {images.name} is empty; choose another with `split=`")
     return evaluate_runner(runner, part, description=f"evaluating on {split}")
 
 

@@ -72,9 +72,9 @@ def trace(
         any_size: whether height and width may differ from call to call; if None, they may if the network is fully convolutional.
     """
     if (size := facts.size) is None:
-        raise ExportError("nobody says how large the images are; give their height and width with --size")
+        raise ExportError("the size of the images is not known; give their height and width with `size=`")
     if facts.input == "uint8" and (facts.mean is None or facts.std is None):
-        raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use --input normalised")
+        raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use `input=normalised`")
     facts = facts.replace(batch=batch or 1)
     model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
     fixed = ("batch",) if batch is None else ()
@@ -108,7 +108,7 @@ def as_onnx(traced: Traced, opset: int | None = None) -> bytes:
                 traced.program, (), dynamo=True, verbose=False, output_names=["logits"], opset_version=opset
             )
     except Exception as error:  # torch.onnx's errors share no class
-        other = "--to torch-export" if opset is None else "without --opset"
+        other = "`to=torch-export`" if opset is None else "without `opset=`"
         raise ExportError(f"torch.onnx cannot write the network: {_first_line(error)}; try {other}") from error
     if made is None:
         raise ExportError("torch.onnx gave no model; update torch and onnxscript")
@@ -116,7 +116,7 @@ def as_onnx(traced: Traced, opset: int | None = None) -> bytes:
     has = next(part.version for part in model.opset_import if part.domain in ("", "ai.onnx"))
     if opset not in (None, has):
         raise ExportError(
-            f"--opset {opset}: the network's operators can only be written in opset {has}; ask for that, or for none"
+            f"`opset={opset}`: the network's operators can only be written in opset {has}; ask for that, or for none"
         )
     graph = model.graph
     # What is left over from tracing: the paths of source files on this machine, and names of sizes that mean nothing to a reader.
@@ -160,7 +160,7 @@ def _trace(
         except Exception as error:  # torch.export's errors share no class
             if any_size:
                 raise ExportError(
-                    f"torch.export cannot follow the network at any size: {_first_line(error)}; leave --size dynamic out"
+                    f"torch.export cannot follow the network at any size: {_first_line(error)}; leave `size=dynamic` out"
                 ) from error
     if any_size is None:
         say(f"the image's size is fixed to {size[0]}x{size[1]}: {why}")

@@ -1,7 +1,6 @@
 """A student as a folder in the layout of the Hugging Face Hub: weights, config.json and a model card. Nothing is uploaded."""
 
 import json
-import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,14 +162,14 @@ def _body(title: str, origin: Origin, config: dict[str, Any], changes: list[Any]
     if origin.result is not None and origin.result.last_test is not None:
         rows.append(("Test accuracy of this checkpoint", f"{origin.result.last_test:.2f} %, last epoch"))
     if values := [result.last_test for result in origin.seeds if result.last_test is not None]:
-        spread = mean_std(values) if len(values) > 1 else f"{statistics.mean(values):.2f}, no spread from one seed"
-        rows.append(("Test accuracy over seeds", f"{spread} %, n = {len(values)}"))
+        spread = f"{mean_std(values)} %, n = {len(values)}" if len(values) > 1 else "unknown: one seed was trained"
+        rows.append(("Test accuracy over seeds", spread))
     rows.append(("Licence", licence or "unknown: choose one before you publish, and check those of the data and the teacher"))
     table = "".join(f"| {key} | {value} |\n" for key, value in rows)
     where = recipe.data.name if recipe else "the data set it was trained on"
     return f"""# {title}
 
-An image classifier, trained by knowledge distillation with [letkd](https://pypi.org/project/letkd/).
+An image classifier, trained {"by knowledge distillation " if config["teacher"] else ""}with letkd.
 
 | | |
 |---|---|
@@ -186,14 +185,15 @@ import torch
 
 config = json.load(open("{CONFIG}"))
 student = letkd.load_student("."{_trusted(config)})
-{_FEED}```
+{_FEED}{_SHOW}```
 
 {_plain_loader(config, changes)}
 ## Limits
 
 The accuracy above was measured on the test split of {where} and says nothing about other images. Do not use the model to decide about
 people, for safety, or as the only source of a medical or legal finding. The classes are the {config["num_classes"]:,} it was trained on:
-any other image gets one of them, too. Errors and biases of the teacher and of the training data may have been passed on.
+any other image gets one of them, too. Errors and biases of {"the teacher and of " if config["teacher"] else ""}the training data may have
+been passed on.
 
 ## How it was made
 
@@ -204,8 +204,8 @@ letkd {config["letkd_version"]}. The last epoch is reported; the test split was 
 _FEED = """mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
 images = torch.zeros(1, 3, *config["size"], dtype=torch.uint8)  # yours: RGB, 0 to 255
 logits = student((images / 255 - mean) / std)
-print([config["classes"][k] if config["classes"] else int(k) for k in logits.argmax(dim=1)])
 """
+_SHOW = 'print([config["classes"][k] if config["classes"] else int(k) for k in logits.argmax(dim=1)])\n'
 
 
 def _trusted(config: dict[str, Any]) -> str:

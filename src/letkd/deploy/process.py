@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from letkd.deploy import worker
-from letkd.distiller.facts import LARGEST
 from letkd.errors import CheckpointError
+from letkd.limits import LARGEST
 
 SECONDS = 600.0  # that opening a file, or one batch of images, may take
 KINDS = {".onnx": "ONNX", ".pt2": "torch.export"}
@@ -87,7 +87,7 @@ class ModelProcess:
         self.end()
         if self.late or -code == getattr(signal, "SIGXCPU", None):
             return CheckpointError(
-                f"{self.path} gave no answer within {self.seconds:g} seconds and was stopped; allow more with --timeout, or do not use it"
+                f"{self.path} gave no answer within {self.seconds:g} seconds and was stopped; allow more with `timeout=`, or do not use it"
             )
         why = f"killed by {signal.Signals(-code).name}" if code < 0 else "without an answer"
         return CheckpointError(

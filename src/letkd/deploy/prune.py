@@ -210,7 +210,7 @@ def _prune(
     student = copy.deepcopy(student).eval()
     paths, pruned = folded_layers(student), []
     if not paths:
-        raise ExportError("the student has no KD layer, so that there is nothing to prune; leave --prune out")
+        raise ExportError("the student has no KD layer, so that there is nothing to prune; leave `prune=` out")
     for number, path in enumerate(paths, start=1):
         layer, use = _layer(student, path), observe(student, path, batches)
 

@@ -119,7 +119,7 @@ def open_model(path: str | Path, *, student: str | None = None, trust: bool = Fa
     if path.suffix == ".pt2" and not trust:
         raise CheckpointError(
             f"{path} was not opened: opening a torch.export file can run any code that is in it; if you trust where it comes from, "
-            "add --trust, otherwise use an .onnx or .safetensors file, which cannot run code"
+            "add `trust=True`, otherwise use an .onnx or .safetensors file, which cannot run code"
         )
     if path.suffix == ".onnx" and importlib.util.find_spec("onnxruntime") is None:
         need("onnxruntime")

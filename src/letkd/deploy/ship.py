@@ -65,12 +65,12 @@ def ship(
     facts = source.facts.replace(input=takes or ("uint8" if source.facts.mean and source.facts.std else "normalised"))
     path = destination(source.path, to, out, int8=int8, opset=opset, batch=batch, any_size=any_size)
     if int8 and source.data is None:
-        raise ExportError("INT8 is calibrated on training images, and they are not there; name them with --data and --root")
+        raise ExportError("INT8 is calibrated on training images, and they are not there; name them with `data=` and `root=`")
     student = fold_student(source.student) if fold else source.student
     if to == "safetensors":
         if takes == "uint8":
             raise ExportError(
-                "a student file holds weights and no graph, so that it cannot normalise images; leave --input out"
+                "a student file holds weights and no graph, so that it cannot normalise images; leave `input=` out"
             )
         facts = facts.replace(input="normalised")
         runner, content, folded = student_runner(student, facts), None, 0
@@ -88,7 +88,7 @@ def ship(
         raise ExportError(f"the exported student's logits differ from the student's by {', '.join(far)}; nothing was written")
     quantised = None
     if int8 and "real" not in images:
-        raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; leave --size out")
+        raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; leave `size=` out")
     if int8 and content is not None and source.data is not None:
         small = quantise(content, facts, calibration_images(source.data.train))
         quantised = measure(content, small, source.data.test)
@@ -129,26 +129,26 @@ def destination(
     if to not in SUFFIXES:
         raise ExportError(f"there is no format {to!r}; the formats are {', '.join(SUFFIXES)}")
     if int8 and to != "onnx":
-        raise ExportError(f"INT8 is for ONNX files, and {to} was asked for; say --to onnx")
+        raise ExportError(f"INT8 is for ONNX files, and {to} was asked for; say `to=onnx`")
     if opset is not None and to != "onnx":
-        raise ExportError(f"--opset {opset} is for ONNX files, and {to} was asked for; say --to onnx")
+        raise ExportError(f"`opset={opset}` is for ONNX files, and {to} was asked for; say `to=onnx`")
     if to == "safetensors" and (batch, any_size) != (None, None):
         raise ExportError(
-            "a student file holds weights and no graph, so that no size in it can be fixed; leave --batch and --size out"
+            "a student file holds weights and no graph, so that no size in it can be fixed; leave `batch=` and `size=` out"
         )
     suffix = SUFFIXES[to]
     mark = "-int8" if int8 else "-export" if to == "safetensors" else ""
     path = must_be_utf8(out or source.with_name(f"{source.stem}{mark}{suffix}"))
     if path.suffix != suffix:
-        raise ExportError(f"--out {path}: a {to} file ends in {suffix}, and is opened by that; name it so")
+        raise ExportError(f"`out={path}`: a {to} file ends in {suffix}, and is opened by that; name it so")
     if path.resolve() == source.resolve():
-        raise ExportError(f"--out {path} is the student itself; choose another name")
+        raise ExportError(f"`out={path}` is the student itself; choose another name")
     return path
 
 
 def _images(source: Source, facts: Facts) -> dict[str, torch.Tensor]:
     if facts.size is None:
-        raise ExportError("nobody says how large the images are; give their height and width with --size")
+        raise ExportError("the size of the images is not known; give their height and width with `size=`")
     found = {"random": random_images(facts.size)}
     if source.data is not None:
         split = source.data.val if len(source.data.val) else source.data.train

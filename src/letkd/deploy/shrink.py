@@ -46,7 +46,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
         tolerance: points of accuracy that `auto` may lose on the validation split.
     """
     if source.data is None:
-        raise ExportError("pruning needs the training images, and they are not there; name them with --data and --root")
+        raise ExportError("pruning needs the training images, and they are not there; name them with `data=` and `root=`")
     train, held, name = hold_out(source.data)
     loader = partial(Loader, batch_size=eval_batch(source.data.image_size), mean=source.data.mean, std=source.data.std)
 
@@ -55,7 +55,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
 
     ways: dict[str, Callable] = {"never": prune_never, "auto": partial(prune_auto, accuracy=accuracy, tolerance=tolerance)}
     if ask not in ways and not ask.isdecimal():
-        raise ExportError(f"--prune {ask}: say {', '.join(ways)}, or how many templates to keep in a layer")
+        raise ExportError(f"`prune={ask}`: say {', '.join(ways)}, or how many templates to keep in a layer")
     prune = ways[ask] if ask in ways else partial(prune_to, K=int(ask))
     before = fold_student(source.student)
     after, layers = prune(before, loader(train))

@@ -30,17 +30,18 @@ from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.data.loader import EVAL_BATCH, VIEWS, Loader, eval_batch
+from letkd.distiller.packing import KEPT, pack, unpack, widen
 from letkd.distributed.processes import from_first, rank, sum_of_all, wait_for_all, world
 from letkd.errors import DataError, InUseError, NonFiniteError
 from letkd.files import hold, write_whole
 from letkd.methods.base import Fitting
-from letkd.models.weights import checksum, fingerprint
 from letkd.progress import bar, say
-from letkd.supervision.base import KEPT, widen
+from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels
+from letkd.tensors import checksum, fingerprint
 
 if TYPE_CHECKING:
-    from letkd.distiller import Distiller
+    from letkd.distiller.distiller import Distiller
 
 FORMAT = "letkd-cache-1"
 SHARD = 32 * EVAL_BATCH  # images of a shard
@@ -68,7 +69,7 @@ class PixelLabels:
     """p_T of a site."""
 
     site: str
-    part: Fitting
+    part: Fitting[Supervision]
 
     predicts: bool  # whether the teacher predicts the student's classes
 
@@ -77,16 +78,16 @@ class PixelLabels:
         if self.predicts and supervision.unlabelled == "teacher":
             y = torch.where(y < 0, features["logits"].argmax(dim=1), y)
         y = y.clamp_min(0)  # labels of any class for images that no step reads labels of
-        return supervision.pack(supervision.labels(self.part.f_T(features), y))
+        return pack(supervision.labels(self.part.f_T(features), y))
 
     def unpack(self, packed: dict[str, Tensor], teacher: dict[str, Tensor], labels: dict[str, Labels]) -> None:
-        labels[self.site] = self.part.supervision.unpack(packed)
+        labels[self.site] = unpack(packed, self.part.supervision)
 
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
         supervision = self.part.supervision
         return {
             "tap": distiller.place(self.part.role),
-            "pooled": self.part.ratio,
+            **({"pooled": self.part.match.ratio} if self.part.match.size is None else {"resized": self.part.match.size}),
             "supervision": {"kind": supervision.kind, **supervision.settings(), **supervision.label_settings(), "kept": KEPT},
             "fitted": checksum(
                 {name: held for name, held in supervision.named_buffers() if name in supervision.fitted_buffers}

@@ -22,7 +22,8 @@ from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_
 from letkd.progress import track
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
-from letkd.taps import Tap, Taps, as_logits, check_model, is_logits, run_once
+from letkd.taps import Tap, Taps, as_logits, check_model, run_once
+from letkd.taps.outputs import logits_in
 from letkd.taps.reach import Reach
 
 if TYPE_CHECKING:
@@ -33,11 +34,14 @@ __all__ = ["Batch", "Distiller", "Step"]
 
 @dataclass
 class Step:
-    """What one forward gives: the weighted loss, the unweighted terms by name, and the student's logits (with a task, its output)."""
+    """What one forward gives: the weighted loss, the unweighted terms by name, the student's logits (with a task, its output), and
+    whether the loss and the teacher's features are finite.
+    """
 
     loss: Tensor
     terms: dict[str, Tensor]
     logits: Tensor
+    finite: Tensor
 
 
 class Distiller(nn.Module):
@@ -64,7 +68,8 @@ class Distiller(nn.Module):
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
-        checks: look at every step's label values and loss and stop at the first that is wrong. Shapes and types always are.
+        checks: look at every step's label values and loss and stop at the first that is wrong; each look waits for the device. Shapes
+            and types always are looked at.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
 
@@ -168,7 +173,7 @@ class Distiller(nn.Module):
         there = Side(teacher, teacher_taps, shown.to(_device(teacher)), who="teacher", order=order, dense=dense)
         foreign = "" if self.teacher_input is None else self.teacher_input.foreign
         need_equal_classes(here, there, methods, foreign)
-        self.same_classes = not foreign and here.num_classes == there.num_classes
+        self.same_classes = not foreign and here.has_logits and there.has_logits and here.num_classes == there.num_classes
         try:
             for method in methods:
                 method.build(here, there)
@@ -223,14 +228,15 @@ class Distiller(nn.Module):
         weighed = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
         loss = torch.stack([weight * term for weight, term in weighed if weight]).sum()  # (3.2)
         # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
-        if self.checks and not all_finite([loss, *view.teacher.values()]):
+        finite = all_finite([loss.detach(), *view.teacher.values()])
+        if self.checks and not finite:
             raise NonFiniteError(where_non_finite(view, terms))
         self._reach.prove(self.student, loss, grafted)
-        return Step(loss, terms, output if logits is None else logits)
+        return Step(loss, terms, output if logits is None else logits, finite)
 
     def _logits(self, output: Any, model: nn.Module) -> Tensor | None:
         """A network's logits `[b C]`; None if it gives something else and there is a task, which need not classify."""
-        return as_logits(output, model) if self.task is None or is_logits(output) else None
+        return as_logits(output, model) if self.task is None or logits_in(output) is not None else None
 
     def _own_terms(self, output: Any, logits: Tensor | None, batch: Batch) -> dict[str, Tensor]:
         if self.task is None:
@@ -273,14 +279,12 @@ class Distiller(nn.Module):
     def _teach(self, x: Tensor) -> dict[str, Tensor]:
         if self._teacher_reads is None:
             return {}
-        teacher = self._frozen[0].eval()
+        self._frozen[0].eval()
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
             seen = self.teacher_input
             output, features = self._teacher_reads(x if seen is None else seen(x))
-            logits = self._logits(output, teacher)
-            if logits is None:
-                return features
-            return {**features, "logits": logits if seen is None else seen.reorder(logits)}
+            logits = logits_in(output)  # a backbone has none, and only methods that read none are built for it
+            return features if logits is None else {**features, "logits": logits if seen is None else seen.reorder(logits)}
 
     def check_mix(self) -> None:
         """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
@@ -309,7 +313,8 @@ class Distiller(nn.Module):
         if self._teacher_reads is None:
             raise TapError("there is no teacher to read from")
         tap = self._teacher_reads.taps.get(role)
-        return "output" if tap is None else f"{tap.path} {tap.io}"
+        layout = self._teacher_reads.layouts.get(role)
+        return "output" if tap is None else f"{tap.path} {tap.io}{'' if layout is None else f' {layout}'}"
 
     def fittings(self) -> dict[str, Fitting]:
         """The offline parts of all methods, by site."""
@@ -371,7 +376,7 @@ class Distiller(nn.Module):
         return batch, self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
 
     def _origin(self, part: Fitting, data: str) -> Origin:
-        where = f"{self.place(part.role)} pooled {part.ratio[0]}x{part.ratio[1]}"
+        where = f"{self.place(part.role)} {part.match}"
         if self.teacher_input is not None and (seen := self.teacher_input.differences()):
             where += f" of images with {seen}"
         return Origin.of(self._frozen[0], where, data, part.supervision)

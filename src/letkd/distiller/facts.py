@@ -7,14 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from letkd.errors import CheckpointError
-from letkd.recipes.schema import LARGEST_SIDE, STEEPEST
+from letkd.limits import LARGEST_SIDE, STEEPEST, Count
 
 FORMAT = "letkd-export-1"
-LARGEST = 1_000_000  # of anything that a file counts
 
 Input = Literal["uint8", "normalised"]
 Axis = Literal["batch", "height", "width"]
-Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
 Side = Annotated[int, Field(strict=True, ge=1, le=LARGEST_SIDE)]
 Number = Annotated[float, Field(strict=True, ge=-STEEPEST, le=STEEPEST)]
 Positive = Annotated[float, Field(strict=True, gt=1e-6, le=STEEPEST)]

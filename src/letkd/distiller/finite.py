@@ -28,9 +28,9 @@ def first_non_finite(module: nn.Module) -> str | None:
     return next((name for name, bad in zip(found, diverged, strict=True) if bad), None)
 
 
-def all_finite(values: Iterable[Tensor]) -> bool:
-    """One transfer from the device for all of them."""
-    return bool(torch.stack([torch.isfinite(value).all() for value in values]).all())
+def all_finite(values: Iterable[Tensor]) -> Tensor:
+    """Whether all of them are, as a scalar on their device: nothing waits for it."""
+    return torch.stack([torch.isfinite(value).all() for value in values]).all()
 
 
 def where_non_finite(view: "View", terms: Mapping[str, Tensor]) -> str:

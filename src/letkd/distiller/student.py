@@ -18,7 +18,8 @@ from letkd.layer import KDLayer
 from letkd.layer.folded import FoldedKDLayer
 from letkd.methods.simkd import FrozenLinear, Projector
 from letkd.models import create_model, list_models, load_weights, save_weights
-from letkd.taps import find_module, graft, replace_module
+from letkd.taps import find_module, graft, layout_of_graft, replace_module
+from letkd.taps.layouts import WRITTEN, layout_of
 
 FORMAT = "letkd-student-2"
 STUDENT = "student.safetensors"  # in a run folder
@@ -40,7 +41,8 @@ def _change_of(name: str, layer: Callable[..., nn.Module]) -> type[BaseModel]:
     exact = ConfigDict(extra="forbid", allow_inf_nan=False)
     settings = make(f"{name}Settings", __config__=exact, **fields)
     path = Annotated[str, Field(max_length=1000, pattern=r"^[^.]+(\.[^.]+)*$")]
-    fields = {"layer": (Literal[name], ...), "at": (path, ...), "settings": (settings, ...)}
+    layout = Annotated[str | None, Field(max_length=100, pattern=WRITTEN)]
+    fields = {"layer": (Literal[name], ...), "at": (path, ...), "settings": (settings, ...), "layout": (layout, None)}
     return make(name, __config__=exact, **fields)
 
 
@@ -104,7 +106,7 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     if model is None and name not in list_models():
         raise CheckpointError(
             f"{path} holds the network {name!r}, which is none of the zoo, and code is not run because a file names it; where you "
-            f"trust it, say so with load_student(path, model={name!r}) or --student {name!r}"
+            f"trust it, say so with `model={name!r}`"
         )
     if num_classes not in (None, C) and any(change["layer"] == FrozenLinear.__name__ for change in header["changes"]):
         raise CheckpointError(
@@ -161,7 +163,10 @@ def _changes(student: nn.Module) -> list[dict[str, Any]]:
     for at, module in student.named_modules():
         if type(module) in LAYERS.values():
             layer: Any = module
-            found.append({"layer": type(layer).__name__, "at": at, "settings": layer.settings()})
+            host, _, name = at.rpartition(".")
+            layout = layout_of_graft(student.get_submodule(host), name)
+            told = {} if layout is None else {"layout": str(layout)}
+            found.append({"layer": type(layer).__name__, "at": at, "settings": layer.settings(), **told})
     return found
 
 
@@ -178,7 +183,8 @@ def _change(student: nn.Module, header: dict[str, Any], shapes: Shapes, path: st
             with torch.device("meta"):
                 _must_fit(cls(**settings), shapes, path, f"{at}.")
             if cls is not FrozenLinear:
-                graft(student, cls(**settings), after=host, name=name)
+                layout = layout_of(change["layout"]) if change.get("layout") else None
+                graft(student, cls(**settings), after=host, name=name, layout=layout)
             elif type(find_module(student, at)) is nn.Linear:
                 replace_module(student, at, cls(**settings))
             else:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.errors import TapError
-from letkd.functional import pool_to
+from letkd.functional import match_to
 from letkd.layer import CosineConv1x1, KDLayer
 from letkd.methods.quest import QUEST, module_name
+from letkd.methods.site import Site
 from letkd.supervision.base import Supervision
 from letkd.taps import Tap, Taps, run_once
 
@@ -85,7 +86,7 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
     device, dtype = _kind(distiller.student)
     batch = _classified(distiller, batch).to(device)
     x = batch.x.to(dtype)
-    found: dict[str, tuple[Any, Any, Supervision]] = {}
+    found: dict[str, tuple[Any, Any, Site]] = {}
     here: dict[str, Tap] = {}
     there: dict[str, Tap] = {}
     for method in (method for method in distiller.methods if isinstance(method, QUEST)):
@@ -97,7 +98,7 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
             else:
                 layer = distiller.student.get_submodule(grafted.path)
                 omega, here[role] = layer.get_submodule("omega"), grafted
-            found[role] = omega, layer, site.supervision
+            found[role] = omega, layer, site
             there[role] = method.reads.teacher[role + site.supervision.reads]
     if not found or distiller.teacher is None:
         return {}
@@ -107,9 +108,9 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
         shown = x if distiller.teacher_input is None else distiller.teacher_input(x)
         _, theirs = run_once(Taps(distiller.teacher, there), shown)
     seen = {}
-    for role, (omega, layer, supervision) in found.items():
-        size = (ours[role].shape[-2], ours[role].shape[-1])
-        seen[role] = Seen(role, ours[role], pool_to(theirs[role], size, role), batch.y, omega, layer, supervision)
+    for role, (omega, layer, site) in found.items():
+        f_T = match_to(theirs[role], (ours[role].shape[-2], ours[role].shape[-1]), role, match=site.match)
+        seen[role] = Seen(role, ours[role], f_T, batch.y, omega, layer, site.supervision)
     return seen
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from letkd.layer import KDLayer
+from letkd.layer.kd_layer import KDLayer
 from letkd.taps import replace_module
 from letkd.taps.fold_bn import fold_bn
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.nn.functional import all_reduce
@@ -30,7 +30,6 @@ from letkd.distributed.sync_bn import SyncedBatchNorm2d
 from letkd.errors import DataError
 from letkd.functional import pixels
 from letkd.layer.lanes import Sum, mm
-from letkd.supervision.labels import Labels
 
 
 def kd_layer(
@@ -52,11 +51,11 @@ def kd_layer(
     """
     dtype = product_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
-        rows, W = unit_rows(x), _full(omega).flatten(1)
+        rows, W = unit_rows(x), full_precision(omega).flatten(1)
         if alpha == 0:
             return x, _log_Z(rows, W, dtype)
         A, B = bn_affine(bn, rows, W)
-        v, log_Z = _Match.apply(rows, W, A, B, _full(nu).flatten(1), normalize, dtype)
+        v, log_Z = _Match.apply(rows, W, A, B, full_precision(nu).flatten(1), normalize, dtype)
         b, d, h, w = x.shape
         return x + alpha * v.view(b, h, w, d).permute(0, 3, 1, 2).to(x.dtype), log_Z
 
@@ -65,27 +64,7 @@ def log_partition(x: Float[Tensor, "b d h w"], omega: Float[Tensor, "K d 1 1"]) 
     """log Z_i = log Σ_k exp a_{k|i} of every pixel."""
     dtype = product_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
-        return _log_Z(unit_rows(x), _full(omega).flatten(1), dtype)
-
-
-def label_kl(
-    labels: Labels,
-    x: Float[Tensor, "b d h w"],
-    omega: Float[Tensor, "K d 1 1"],
-    log_Z: Float[Tensor, "n"],
-    images: Int[Tensor, "m"] | None = None,
-) -> Float[Tensor, ""]:
-    """KL(p_T ‖ softmax(a)), averaged over all pixels of the batch, as `functional.pixel_kl` gives it.
-
-    1/n Σ_i (Σ_k p_T(i)_k log p_T(i)_k − x_iᵀ Σ_k p_T(i)_k w_k + log Z_i)
-
-    Args:
-        images: positions of the images whose pixels count; all if omitted.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        matched = (unit_rows(x) * labels.mix(_full(omega).flatten(1))).sum(dim=1)
-        kl = labels.negative_entropy().to(matched.dtype) - matched + log_Z
-        return (kl if images is None or len(images) == len(x) else kl.unflatten(0, (len(x), -1))[images]).mean()
+        return _log_Z(unit_rows(x), full_precision(omega).flatten(1), dtype)
 
 
 def _log_Z(x: Tensor, W: Tensor, dtype: torch.dtype) -> Tensor:
@@ -95,7 +74,7 @@ def _log_Z(x: Tensor, W: Tensor, dtype: torch.dtype) -> Tensor:
 
 def unit_rows(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
     """Every pixel as a row of unit length, in single precision at least."""
-    return F.normalize(pixels(_full(x)), dim=1, eps=1e-12)
+    return F.normalize(pixels(full_precision(x)), dim=1, eps=1e-12)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -142,7 +121,8 @@ def _track(bn: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor) -> 
     bn.running_var.lerp_(var.to(bn.running_var.dtype), share)
 
 
-def _full(t: Tensor) -> Tensor:
+def full_precision(t: Tensor) -> Tensor:
+    """In single precision at least."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 

@@ -12,6 +12,7 @@ from letkd.methods.kd import KD
 from letkd.methods.letkd import LetKD, letkd1, letkd2
 from letkd.methods.mlkd import MLKD
 from letkd.methods.quest import QUEST, quest
+from letkd.methods.registry import METHODS, register_method
 from letkd.methods.reviewkd import ReviewKD
 from letkd.methods.simkd import SimKD
 from letkd.methods.site import Site
@@ -20,8 +21,8 @@ from letkd.methods.srd import SRD
 from letkd.methods.tdd import TDD
 from letkd.methods.vid import VID
 
-METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (KD, FitNet, AT, AB, FSP, SP, VID, CRD, DKD, SimKD, TDD, QUEST, LetKD, DIST, ReviewKD, SRD, MLKD)
-}
+_OURS = (KD, FitNet, AT, AB, FSP, SP, VID, CRD, DKD, SimKD, TDD, QUEST, LetKD, DIST, ReviewKD, SRD, MLKD)
+for _method in _OURS:
+    register_method(_method)
 
-__all__ = ["METHODS", "Method", "Site", "letkd1", "letkd2", "quest", *(cls.__name__ for cls in METHODS.values())]  # pyright: ignore
+__all__ = ["METHODS", "Method", "Site", "letkd1", "letkd2", "quest", "register_method", *(cls.__name__ for cls in _OURS)]  # pyright: ignore

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Number
 from letkd.methods.base import Method, Side, View
 from letkd.methods.fitnet import regressor
 
@@ -54,7 +55,7 @@ class AB(Method):
     formulae: ClassVar = (ab_loss,)
     reads_logits: ClassVar[bool] = False
 
-    def __init__(self, m: float = 1.0):
+    def __init__(self, m: Number = 1.0):
         super().__init__()
         self.m = float(m)
         self.connectors = nn.ModuleList()

@@ -4,23 +4,32 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.errors import LetkdError, RecipeError, TapError, UnsupportedPair, nearest
+from letkd.functional import AS_IT_IS, GridMatch
 from letkd.methods.values import wrong_values
 from letkd.supervision.base import Supervision
+from letkd.supervision.fitted import Fitted
 from letkd.supervision.labels import Labels
-from letkd.taps import Graft, Replacement, Tap, as_logits, as_taps, graft, is_logits, probe, replace_module
-
-TOKENS = (
-    "tokens [b n d] are no map: let a module of yours give them as one and name that, "
-    "or use a method that reads logits alone (kd, dkd)"
+from letkd.taps import (
+    Graft,
+    Replacement,
+    Tap,
+    Taps,
+    as_logits,
+    as_taps,
+    graft,
+    replace_module,
+    run_once,
 )
+from letkd.taps.layouts import Tokens
+from letkd.taps.outputs import is_backbone, logits_in
+from letkd.taps.trace import pixels_reach
 
 
 @dataclass
@@ -80,9 +89,9 @@ class Side:
         self.model, self.who = model, who
         self.order = order  # of its classes, see `TeacherInput`
         self.taps = as_taps(model, taps)
-        output, features = probe(model, self.taps, example)
-        # 0: with a task of the user's own, a network may give anything.
-        self.num_classes = 0 if dense and not is_logits(output) else as_logits(output, model).shape[1]
+        reads = Taps(model, self.taps)
+        output, features = run_once(reads, example)
+        self._layouts, self._output, self._example, self._dense = reads.layouts, output, example, dense
         if order is not None and sorted(order) != list(range(self.num_classes)):
             raise UnsupportedPair(
                 f"the order of the {who}'s classes names {len(order)} of them, and {type(model).__name__} has {self.num_classes} "
@@ -90,7 +99,16 @@ class Side:
             )
         self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
         self.grafts: list[Graft | Replacement] = []
-        self._device = example.device
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the network returns logits [b C]; a backbone without a classifier may not."""
+        return logits_in(self._output) is not None and not is_backbone(self.model)
+
+    @property
+    def num_classes(self) -> int:
+        """How many logits the network gives; 0 if it gives something else, which it may with a task of the user's own."""
+        return 0 if self._dense and not self.has_logits else as_logits(self._output, self.model).shape[1]
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Shape of the features at a role, without the batch."""
@@ -105,7 +123,8 @@ class Side:
         """d, h, w of the map at a role; anything that is not a map is an error."""
         shape = self.shape(role)
         if len(shape) != 3:
-            do = "name a module before the pooling" if len(shape) < 2 else TOKENS
+            tokens = f"for patch tokens [b n d] write {self.taps[role].path}:tokens, or Tap(…, layout='tokens')"
+            do = "name a module before the pooling" if len(shape) < 2 else tokens
             raise TapError(
                 f"tap {role!r} of the {self.who}: {self.taps[role].path!r} gives [b {' '.join(map(str, shape))}], and a map [b d h w] "
                 f"is needed; {do}"
@@ -132,27 +151,37 @@ class Side:
         tap = self.taps[role]
         if tap.io != "output":
             raise TapError(f"tap {role!r} of the {self.who} is an input; a layer can only follow a module's output")
-        self.grafts.append(graft(self.model, layer.to(self._device), after=tap.path, name=name))
-        return f"{tap.path}.{name}"
+        layout = self._layouts.get(role)
+        if isinstance(layout, Tokens) and not pixels_reach(self.model, tap.path, layout, self._example):
+            raise TapError(
+                f"tap {role!r} of the {self.who}: the patch tokens at {tap.path!r} do not reach the output of "
+                f"{type(self.model).__name__}, which reads its other tokens alone from there on, so that a layer would do nothing; name an "
+                "earlier block (`letkd taps` proposes one)"
+            )
+        layer = layer.to(self._example.device)
+        self.grafts.append(added := graft(self.model, layer, after=tap.path, name=name, layout=layout))
+        return added.path
 
     def replace(self, role: str, module: nn.Module) -> None:
         """Put a module in the place of the one that a role names."""
-        self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._device)))
+        self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._example.device)))
+
+
+Part = TypeVar("Part", bound=Fitted, covariant=True)
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """An offline part: a supervision, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
+class Fitting(Generic[Part]):
+    """An offline part: what is fitted, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
 
-    supervision: Supervision
+    supervision: Part
     role: str
     term: str
-    ratio: tuple[int, int] = (1, 1)
+    match: GridMatch = AS_IT_IS
 
     def f_T(self, features: Mapping[str, Tensor]) -> Tensor:
-        """The map that the supervision sees, of the teacher's features by role."""
-        f_T = features[self.role]
-        return f_T if self.ratio == (1, 1) else F.avg_pool2d(f_T, self.ratio)  # supplement 2.2
+        """The map that it is fitted to, of the teacher's features by role."""
+        return self.match(features[self.role])
 
 
 @dataclass(frozen=True)
@@ -165,7 +194,7 @@ class Lessons:
     """
 
     vectors: tuple[str, ...] = ()
-    labels: Mapping[str, Fitting] = field(default_factory=dict)
+    labels: Mapping[str, Fitting[Supervision]] = field(default_factory=dict)
 
 
 @dataclass
@@ -243,7 +272,7 @@ class Method(nn.Module):
     def build(self, student: Side, teacher: Side) -> None:
         """Prepare for this pair. Raises `UnsupportedPair` where the method cannot serve it."""
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> Mapping[str, Fitting[Fitted]]:
         """Offline parts by site."""
         return {}
 
@@ -282,12 +311,18 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
     readers = ", ".join(method.name for method in methods if method.reads_logits)
     if not readers:
         return
-    if not (student.num_classes and teacher.num_classes):
+    if not student.has_logits:
         raise UnsupportedPair(
-            f"{readers} compares logits [b C], and not both networks give any; use a method that reads features alone (letkd-1, quest)"
+            f"{readers} compares logits [b C], and the student {type(student.model).__name__} gives none; use a method that reads features "
+            "alone (letkd-1, quest)"
         )
     if foreign:
         raise UnsupportedPair(f"{readers} reads the teacher's logits, and {foreign}")
+    if not teacher.has_logits:
+        raise UnsupportedPair(
+            f"{readers} reads the teacher's logits, and {type(teacher.model).__name__} has no classifier: give a teacher that has one, or "
+            "use a method that reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+        )
     if student.num_classes != teacher.num_classes:
         raise UnsupportedPair(
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "

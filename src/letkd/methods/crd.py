@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Bytes, Count, Scale, Seed, Share
 from letkd.methods.base import Fitting, Lessons, Method, Side, View
 from letkd.supervision.crd_bank import CRDBank, need_index
 
@@ -62,13 +63,13 @@ class CRD(Method):
 
     def __init__(
         self,
-        feat_dim: int = 128,
-        K: int = 16384,
+        feat_dim: Count = 128,
+        K: Count = 16384,
         *,
-        tau: float = 0.07,
-        momentum: float = 0.5,
-        memory: int = 2**30,
-        seed: int = 0,
+        tau: Scale = 0.07,
+        momentum: Share = 0.5,
+        memory: Bytes = 2**30,
+        seed: Seed = 0,
     ):
         super().__init__()
         self.feat_dim, self.tau = feat_dim, float(tau)
@@ -83,7 +84,7 @@ class CRD(Method):
         self.reads.student["pooled"] = student.taps["pooled"]
         self.reads.teacher["pooled"] = teacher.taps["pooled"]
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> dict[str, Fitting[CRDBank]]:
         return {self.name: Fitting(self.bank, "pooled", self.name)}
 
     def lessons(self) -> Lessons:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Number, Scale
 from letkd.methods.base import Lessons, Method, Side, View
 
 
@@ -51,7 +52,7 @@ class DIST(Method):
     loss: ClassVar[str] = "T² · (1 − correlation of the predictions per image, plus the same per class over the batch)"
     formulae: ClassVar = (correlation, dist_loss)
 
-    def __init__(self, T: float = 4.0, *, beta: float = 1.0, gamma: float = 1.0):
+    def __init__(self, T: Scale = 4.0, *, beta: Number = 1.0, gamma: Number = 1.0):
         super().__init__()
         self.T, self.beta, self.gamma = float(T), float(beta), float(gamma)
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Epochs, Number, Scale
 from letkd.methods.base import Lessons, Method, Side, View
 from letkd.methods.kd import standardise
 
@@ -87,7 +88,9 @@ class DKD(Method):
     formulae: ClassVar = (tckd, nckd, dkd_loss)
     needs_labels: ClassVar[str] = "its target is the class of each image"
 
-    def __init__(self, alpha: float = 1.0, beta: float = 8.0, *, T: float = 4.0, warmup: int = 20, standardise: bool = False):
+    def __init__(
+        self, alpha: Number = 1.0, beta: Number = 8.0, *, T: Scale = 4.0, warmup: Epochs = 20, standardise: bool = False
+    ):
         super().__init__()
         self.standardise = standardise
         self.alpha, self.beta, self.T, self.warmup = float(alpha), float(beta), float(T), int(warmup)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Scale
 from letkd.methods.base import Lessons, Method, Side, View
 
 
@@ -51,7 +52,7 @@ class KD(Method):
     loss: ClassVar[str] = "T² · KL(teacher's ‖ student's softened predictions)"
     formulae: ClassVar = (kd_loss, standardise)
 
-    def __init__(self, T: float = 4.0, *, standardise: bool = False):
+    def __init__(self, T: Scale = 4.0, *, standardise: bool = False):
         super().__init__()
         self.T, self.standardise = float(T), standardise
 

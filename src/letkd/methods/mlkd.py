@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from letkd.limits import Scale
 from letkd.methods.base import Method, View
 from letkd.methods.kd import kd_loss
 
@@ -86,7 +87,7 @@ class MLKD(Method):
     two_views: ClassVar[bool] = True
     unmixable: ClassVar[str] = "its two views of an image would show two mixtures"
 
-    def __init__(self, T: float = 4.0):
+    def __init__(self, T: Scale = 4.0):
         super().__init__()
         self.T = float(T)
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
-from letkd.functional import pixel_kl, pool_ratio, pool_to
+from letkd.functional import GridMatch, match_to, pixel_kl
 from letkd.layer import CosineConv1x1
-from letkd.layer.fused import label_kl, log_partition
+from letkd.layer.fused import log_partition
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, as_table, collected, construct
 from letkd.methods.site import Site
-from letkd.supervision import KMeansSupervision
-from letkd.supervision.labels import as_maps
+from letkd.supervision import KMeansSupervision, Supervision
+from letkd.supervision.labels import as_maps, label_kl
 
 
 class QUEST(Method):
@@ -41,7 +41,7 @@ class QUEST(Method):
         self.supervision = nn.ModuleDict({module_name(site.role): site.supervision for site in sites})
         self.predictor = nn.ModuleDict()
         self._omega: dict[str, CosineConv1x1] = {}  # the templates by role, wherever they are registered
-        self._ratio: dict[str, tuple[int, int]] = {}
+        self._match: dict[str, GridMatch] = {}
 
     @classmethod
     def from_recipe(cls, table: Any) -> Self:
@@ -56,7 +56,7 @@ class QUEST(Method):
         for role, site in self.sites.items():
             _, *size = student.map_shape(role)
             d_T, *size_T = teacher.map_shape(role + site.supervision.reads)
-            self._ratio[role] = pool_ratio((size_T[0], size_T[1]), (size[0], size[1]), role)
+            self._match[role] = GridMatch.of((size_T[0], size_T[1]), (size[0], size[1]), role, match=site.match)
             site.supervision.pixels = None if self.images is None else self.images * size[0] * size[1]
             site.supervision.bind(role, d=d_T, C=student.num_classes)
         for role, site in self.sites.items():
@@ -80,11 +80,12 @@ class QUEST(Method):
         return role + self.sites[role].supervision.reads
 
     def _f_T(self, role: str, view: View, x: Tensor) -> Tensor:
-        return pool_to(view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1]), role)  # as large as the student's
+        f_T, size = view.teacher[self._teacher_role(role)], (x.shape[-2], x.shape[-1])
+        return match_to(f_T, size, role, match=self.sites[role].match)
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> dict[str, Fitting[Supervision]]:
         return {
-            role: Fitting(site.supervision, self._teacher_role(role), f"kd/{role}", self._ratio[role])
+            role: Fitting(site.supervision, self._teacher_role(role), f"kd/{role}", self._match[role])
             for role, site in self.sites.items()
         }
 

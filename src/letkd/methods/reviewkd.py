@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from letkd.limits import Count, Epochs
 from letkd.methods.ab import preacts
 from letkd.methods.base import Method, Side, View, paired_stages
 
@@ -83,7 +84,7 @@ class ReviewKD(Method):
     formulae: ClassVar = (Fusion, hcl_loss)
     reads_logits: ClassVar[bool] = False
 
-    def __init__(self, mid: int = 512, *, warmup: int = 20):
+    def __init__(self, mid: Count = 512, *, warmup: Epochs = 20):
         super().__init__()
         self.mid, self.warmup = mid, int(warmup)
         self.fusions = nn.ModuleList()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
 from letkd.functional import fit_spatially
+from letkd.limits import Count
 from letkd.methods.base import Method, Side, View
 from letkd.taps import Tap, find_module
 
@@ -86,7 +87,7 @@ class SimKD(Method):
     loss: ClassVar[str] = "mean squared error between the projected student's and the teacher's last map"
     formulae: ClassVar = (simkd_loss,)
 
-    def __init__(self, f: int = 2):
+    def __init__(self, f: Count = 2):
         super().__init__()
         self.f = f
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from letkd.errors import RecipeError
 from letkd.layer import KDLayer
+from letkd.limits import Number
 from letkd.methods.base import as_table, collected, construct
 from letkd.supervision import SUPERVISIONS, Supervision
 
@@ -20,14 +21,21 @@ class Site:
         scale_omega: first value of the templates' scale. The authors use 3.0.
         scale_nu: first value of the semantic vectors' scale. The authors use 1.0.
         normalize_value_input: see `KDLayer`.
+        match: how the teacher's map comes to the student's grid. Whole ratios are average-pooled, as in the paper. Others are an error
+            with `pool`; with `resize` the map is resized, down by area and up bilinearly, before labels are fitted and given.
     """
 
     role: str
     supervision: Supervision
-    alpha: float = 1.0
-    scale_omega: float = 3.0
-    scale_nu: float = 1.0
+    alpha: Number = 1.0
+    scale_omega: Number = 3.0
+    scale_nu: Number = 1.0
     normalize_value_input: bool = True
+    match: str = "resize"
+
+    def __post_init__(self):
+        if self.match not in ("pool", "resize"):
+            raise RecipeError(f"the site {self.role!r} has match={self.match!r}; there are 'pool' and 'resize'")
 
     @classmethod
     def from_recipe(cls, role: str, table: Any) -> "Site":

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from letkd.errors import DataError
+from letkd.limits import Scale
 from letkd.methods.base import Lessons, Method, Side, View
 
 
@@ -50,7 +51,7 @@ class SRD(Method):
     reads_logits: ClassVar[bool] = False
     projector: nn.Linear
 
-    def __init__(self, eps: float = 1e-5):
+    def __init__(self, eps: Scale = 1e-5):
         super().__init__()
         self.eps = float(eps)
 

@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Bytes, Count, Seed, Share
 from letkd.methods.base import Fitting, Lessons, Method, Side, View
 from letkd.methods.quest import module_name
-from letkd.supervision.tree import TreeSupervision
+from letkd.supervision.tree import ClassTree
 
 
 def group_loss(logits: Float[Tensor, "b m"], y: Int[Tensor, "b"], group: Int[Tensor, "C"]) -> Float[Tensor, ""]:
@@ -34,7 +35,7 @@ class TDD(Method):
         roles: the stages, by roles that both networks have. The authors' example reads `layer1.2.bn2` and its like in the
             teacher, the BN before a block's sum, and stage outputs in the student; here it is stage outputs in both, which
             every network has. Their places: `teacher_taps={"stage1": "layer1.2.bn2", …}`.
-        k: see `TreeSupervision`. The authors use 20.
+        k: see `ClassTree`. The authors use 20.
         threshold: likewise. The authors use 0.2.
         memory: likewise, for each stage.
         seed: likewise.
@@ -55,16 +56,16 @@ class TDD(Method):
         self,
         roles: Sequence[str] = ("stage1", "stage2", "stage3"),
         *,
-        k: int = 20,
-        threshold: float = 0.2,
-        memory: int = 2**30,
-        seed: int = 1029,
+        k: Count = 20,
+        threshold: Share = 0.2,
+        memory: Bytes = 2**30,
+        seed: Seed = 1029,
     ):
         super().__init__()
         if isinstance(roles, str) or not roles or len(set(roles)) != len(roles):
             raise UnsupportedPair(f"TDD needs a list of one role or more, each once; it was given {roles!r}")
         self.roles = tuple(roles)
-        self.trees = {role: TreeSupervision(k, threshold, memory=memory, seed=seed) for role in roles}
+        self.trees = {role: ClassTree(k, threshold, memory=memory, seed=seed) for role in roles}
         self.tree = nn.ModuleDict({module_name(role): tree for role, tree in self.trees.items()})
         self.heads = nn.ModuleDict()
 
@@ -78,7 +79,7 @@ class TDD(Method):
             self.reads.student[role] = student.taps[role]
             self.reads.teacher[role] = teacher.taps[role]
 
-    def fittings(self) -> dict[str, Fitting]:
+    def fittings(self) -> dict[str, Fitting[ClassTree]]:
         return {f"{self.name}/{role}": Fitting(tree, role, self.name) for role, tree in self.trees.items()}
 
     def lessons(self) -> Lessons:

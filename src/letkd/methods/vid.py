@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from letkd.functional import fit_spatially
+from letkd.limits import Scale
 from letkd.methods.base import Method, Side, View, paired_stages
 
 
@@ -56,7 +57,7 @@ class VID(Method):
     formulae: ClassVar = (vid_loss,)
     reads_logits: ClassVar[bool] = False
 
-    def __init__(self, init_var: float = 5.0, eps: float = 1e-5):
+    def __init__(self, init_var: Scale = 5.0, eps: Scale = 1e-5):
         super().__init__()
         self.init_var, self.eps = float(init_var), float(eps)
         self.predictor = nn.ModuleDict()

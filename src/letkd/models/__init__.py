@@ -10,7 +10,7 @@ from letkd.models import resnet_imagenet as resnet_imagenet
 from letkd.models import shufflenet as shufflenet
 from letkd.models import vgg as vgg
 from letkd.models import wrn as wrn
-from letkd.models.base import create_model, list_models
+from letkd.models.base import create_model, list_models, register_model
 from letkd.models.weights import load_weights, save_weights
 
-__all__ = ["create_model", "list_models", "load_weights", "save_weights"]
+__all__ = ["create_model", "list_models", "load_weights", "register_model", "save_weights"]

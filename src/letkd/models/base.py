@@ -8,26 +8,33 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from letkd.errors import LetkdError, nearest
 from letkd.models.extras import EXTRAS, create_extra, reason
 from letkd.models.pretrained import OWN, load_pretrained, pretrained_folder
-from letkd.models.weights import load_weights
+from letkd.models.weights import leave_out_head, load_weights
+from letkd.plugins import Registry
+from letkd.progress import say
 
-MODELS: dict[str, Callable[..., nn.Module]] = {}
+
+def _check(name: str, build: Any) -> None:
+    if getattr(build, "__name__", None) != name:
+        raise LetkdError(
+            f"its entry point is named {name!r} and the function {getattr(build, '__name__', build)!r}; use one name"
+        )
+
+
+MODELS: Registry[Callable[..., nn.Module]] = Registry("models", "a model", _check)
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
 
 def register_model(build: Build) -> Build:
     """Put a function `build(num_classes=...)` into the zoo under its own name."""
-    name = build.__name__
-    if name in MODELS:
-        raise LetkdError(f"a model {name!r} is registered already, by {MODELS[name].__module__}; choose another name")
-    MODELS[name] = build
+    MODELS.add(build.__name__, build)
     return build
 
 
@@ -36,7 +43,9 @@ def list_models() -> list[str]:
     return sorted(MODELS)
 
 
-def create_model(name: str, *, num_classes: int, weights: str | Path | None = None, new_head: bool = False) -> nn.Module:
+def create_model(
+    name: str, *, num_classes: int, weights: str | Path | None = None, new_head: bool = False, headless: bool = False
+) -> nn.Module:
     """Build a network of the zoo, or a user's own.
 
     Args:
@@ -47,6 +56,8 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
         weights: a file to load, as `load_weights` reads it; or, for transformers, a folder that `save_pretrained` wrote; or `own` for
             a callable that loads its own weights, and for `transformers:FOLDER`. Without it the network is freshly initialised.
         new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a line names it.
+        headless: accept weights without a classifier, as released backbones are. The network then has none: it returns the features, and
+            its `num_classes` is 0.
 
     Examples:
         >>> model = create_model("resnet20", num_classes=100)
@@ -56,7 +67,7 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
     if num_classes < 1:
         raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")
     if weights is not None and (folder := pretrained_folder(name, weights)) is not None:
-        return load_pretrained(folder, num_classes, new_head=new_head)
+        return load_pretrained(folder, num_classes, new_head=new_head, headless=headless)
     if str(weights) == OWN and not is_code(name):
         raise LetkdError(
             f"the weights of {name!r} were said to be its own, and it brings none; name a file, or a callable of yours that loads them"
@@ -75,6 +86,8 @@ def create_model(name: str, *, num_classes: int, weights: str | Path | None = No
             "one of your own as package.module:callable or path/to/file.py:callable"
         )
     if weights is not None and str(weights) != OWN:
+        if headless and (left_out := leave_out_head(model, weights, num_classes)):
+            say(f"{weights}: has no {', '.join(left_out)}, so that {name} is a backbone without a classifier")
         load_weights(model, weights, num_classes=num_classes if new_head else None)
     return model
 

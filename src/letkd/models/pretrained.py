@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 
 from letkd.errors import CheckpointError
@@ -34,15 +35,18 @@ def pretrained_folder(name: str, weights: str | Path) -> Path | None:
     return path.parent if inside else None
 
 
-def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False) -> nn.Module:
+def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False, headless: bool = False) -> nn.Module:
     """The classifier in a folder, every weight from there.
 
     Args:
         num_classes: how many logits it must give.
         new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a line names it.
+        headless: accept weights without a classifier; the network then is the backbone alone, and its `num_classes` is 0.
     """
     _refuse_what_runs_code(folder)
     transformers: Any = import_library("transformers", f"{PREFIX}{folder}")
+    if headless and not _has_classifier(transformers, folder):
+        return _load_backbone(transformers, folder)
     try:
         model, report = transformers.AutoModelForImageClassification.from_pretrained(
             str(folder),
@@ -75,6 +79,40 @@ def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False) -
         say(
             f"{folder}: {len(report['unexpected_keys'])} weights are not used ({', '.join(sorted(report['unexpected_keys'])[:4])})"
         )
+    return model
+
+
+def _has_classifier(transformers: Any, folder: Path) -> bool:
+    """Whether the folder's weights are those of an image classifier: known as such to transformers, with a classifier among its keys."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        known = type(config) in transformers.AutoModelForImageClassification._model_mapping.keys()  # noqa: SIM118
+        keys = [key for file in folder.glob("*.safetensors") for key in _keys(file)]
+    except Exception:  # what cannot be read gets its sentence when it is loaded
+        return True
+    return known and (not keys or any("classifier" in key or key.startswith("fc.") for key in keys))
+
+
+def _keys(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as held:
+        return list(held.keys())
+
+
+def _load_backbone(transformers: Any, folder: Path) -> nn.Module:
+    settings = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    try:
+        model, report = transformers.AutoModel.from_pretrained(str(folder), **settings)
+        if report["missing_keys"] and all(key.startswith("pooler.") for key in report["missing_keys"]):
+            model, report = transformers.AutoModel.from_pretrained(str(folder), add_pooling_layer=False, **settings)
+    except Exception as error:
+        raise CheckpointError(f"transformers could not load a backbone from {folder}: {reason(error)}") from error
+    if report["missing_keys"]:
+        raise CheckpointError(
+            f"{folder} does not fit {type(model).__name__}: {len(report['missing_keys'])} weights are missing "
+            f"({', '.join(sorted(report['missing_keys'])[:4])}); get it again"
+        )
+    say(f"{folder}: has no classifier, so that {type(model).__name__} is a backbone")
+    model.num_classes = 0
     return model
 
 

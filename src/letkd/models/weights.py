@@ -1,6 +1,5 @@
 """Weights on disk: safetensors of our own, foreign `.pth` files without running their code, all or nothing into a model."""
 
-import hashlib
 import json
 import pickle
 import re
@@ -18,7 +17,8 @@ from letkd.errors import CheckpointError
 from letkd.files import write_whole
 from letkd.models.pickled import check_pickle
 from letkd.progress import say
-from letkd.taps import check_model
+from letkd.taps import check_model, replace_module
+from letkd.tensors import as_safetensors, checksum, is_counter
 
 SUM = "letkd_sha256"  # in the header of our own files: over tensors and the rest of the header
 WRAPPERS = ("model", "state_dict", "net")
@@ -51,7 +51,7 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
     state = _read(Path(path))
     if not own.keys() & state.keys():  # a model of the user's may have a child named `module`
         state = _without_prefix(state)
-    counters = {name for name in own.keys() ^ state.keys() if _is_counter(name)}
+    counters = {name for name in own.keys() ^ state.keys() if is_counter(name)}
     missing = [name for name in own if name not in state and name not in counters]
     unexpected = [name for name in state if name not in own and name not in counters]
     shared = [name for name in own if name in state]
@@ -66,7 +66,7 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
     kinds = [
         f"{name} is {state[name].dtype} in the file and {own[name].dtype} in the model"
         for name in shared
-        if _kind(state[name]) != _kind(own[name]) and not _is_counter(name)
+        if _kind(state[name]) != _kind(own[name]) and not is_counter(name)
     ]
     found = [
         _some(missing, "missing key"),
@@ -86,6 +86,29 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
     # Into the model's own dict, which carries the version marks of its layers: without them BN takes it for an old one.
     own.update((name, state[name]) for name in shared)
     model.load_state_dict(own)
+
+
+def leave_out_head(model: nn.Module, path: str | Path, num_classes: int) -> list[str]:
+    """If a weights file lacks a model's classifier and nothing else, put an Identity in its place; returns the paths of such modules.
+
+    The model then gives the features that the classifier was given, and its `num_classes` is 0.
+    """
+    state = _read(Path(path))
+    own = _tensors(model)
+    if not own.keys() & state.keys():
+        state = _without_prefix(state)
+    missing = {name.rpartition(".")[0] for name in own if name not in state and not is_counter(name)}
+    heads = {
+        path
+        for path in missing
+        if isinstance(layer := model.get_submodule(path), nn.Linear) and layer.out_features == num_classes
+    }
+    if not missing or missing != heads or any(name.rpartition(".")[0] in heads for name in state):
+        return []
+    for head in sorted(heads):
+        replace_module(model, head, nn.Identity())
+    model.num_classes = 0  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue] - as timm marks a backbone
+    return sorted(heads)
 
 
 def _other_heads(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num_classes: int) -> set[str]:
@@ -120,36 +143,6 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
     # Other libraries refuse files whose header does not say that they come from torch.
     header = {"format": "pt", **(metadata or {})}
     write_whole(path, as_safetensors(tensors, {**header, SUM: _sum(tensors, header)}))
-
-
-def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The content of a safetensors file, the same each time: safetensors itself writes metadata in random order."""
-    content = safetensors.torch.save(dict(tensors), metadata=dict(metadata))
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned
-    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[end:]])
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of a model's tensors, in sorted order; BN's batch counters do not count."""
-    state = {
-        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor) and not _is_counter(name)
-    }
-    return checksum(state)
-
-
-def checksum(tensors: Mapping[str, Tensor], *text: str) -> str:
-    """SHA-256 over names, types, shapes and bytes of tensors, in sorted order, and over texts that belong to them."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    for part in text:
-        digest.update(f"\0{len(part)}\0{part}".encode())
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -227,10 +220,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
-
-
-def _is_counter(name: str) -> bool:
-    return name.rpartition(".")[2] == "num_batches_tracked"
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool]:

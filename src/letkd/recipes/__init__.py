@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
+from letkd.plugins import plugin_recipes, plugins
 from letkd.recipes.label_free import label_free_layer
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
-from letkd.recipes.tables import dotted, has, leaves, merge
+from letkd.recipes.tables import dotted, has, leaves, merge, with_written_taps
 
 HERE = Path(__file__).parent
 DEEPEST = 20  # dots in a key: more than any recipe has
@@ -27,6 +28,7 @@ __all__ = [
     "list_presets",
     "list_rows",
     "merge",
+    "parse_setting",
     "resolve",
     "resolve_with_sources",
     "scaling",
@@ -39,8 +41,8 @@ def list_pairs() -> list[str]:
 
 
 def list_methods() -> list[str]:
-    """Every method that has a recipe."""
-    return sorted(path.stem for path in (HERE / "methods").glob("*.toml"))
+    """Every row: the methods that have a recipe here, and those of installed plugins."""
+    return sorted({path.stem for path in (HERE / "methods").glob("*.toml")} | _plugin_rows().keys())
 
 
 def list_presets() -> list[str]:
@@ -100,7 +102,8 @@ def resolve_with_sources(
     if quick:
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
-    layers += [("--set", _parse(text)) for text in settings]
+    layers += [("--set", parse_setting(text)) for text in settings]
+    layers = [(source, with_written_taps(layer)) for source, layer in layers]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
     if (scaled := scaled_layer(layers)) is not None:
@@ -171,10 +174,20 @@ def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
 
 def _chain(method: str) -> list[tuple[str, _Layer]]:
     """A method's file, after those of the methods it is `like`, if it names any: it then holds only what differs."""
-    source, table = _packaged(f"methods/{method}.toml")
+    rows = _plugin_rows()
+    source, table = _packaged(f"methods/{method}.toml") if (HERE / "methods" / f"{method}.toml").exists() else rows[method]
     like = table.pop("like", [])
     before = [like] if isinstance(like, str) else like
     return [*(layer for name in before for layer in _chain(name)), (method, (source, table))]
+
+
+def _plugin_rows() -> dict[str, _Layer]:
+    """Rows of installed plugins: by their recipe files or, for a method without one, with its defaults."""
+    rows: dict[str, _Layer] = {
+        entry.name: (f"plugin {entry.value}", {"title": entry.name, "methods": {entry.name: {}}})
+        for entry in plugins("methods")
+    }
+    return rows | {name: (str(path), _read(path)) for name, path in plugin_recipes().items()}
 
 
 def _packaged(path: str) -> _Layer:
@@ -206,7 +219,7 @@ def _split(name: str, method: str | None) -> tuple[str, str | None]:
     pair, _, last = name.rpartition("/")
     if pair in pairs:
         if method is not None and method != last:
-            raise RecipeError(f"the cell {name!r} names the method {last!r} and --method names {method!r}; name one")
+            raise RecipeError(f"the cell {name!r} names the method {last!r} and `method=` names {method!r}; name one")
         return pair, last
     raise RecipeError(
         f"there is no recipe {name!r}; nearest: {nearest(name, pairs)} (each followed by /method), or a file that ends in .toml"
@@ -228,7 +241,7 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
     return value
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_setting(text: str) -> dict[str, Any]:
     """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands.
 
     A key that only one table has may be given alone: `epochs=1` is `train.epochs=1`.

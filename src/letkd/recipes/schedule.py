@@ -53,7 +53,7 @@ def why_not_extended(held: Recipe, asked: Recipe) -> str | None:
     for done in range(epochs * steps):
         before, after = lr_factor(done, held, steps), lr_factor(done, asked, steps)
         if before != after:
-            keep = f"; keep them with --set optim.milestones={held.optim.milestones}" if held.optim.milestones else ""
+            keep = f"; keep them with `optim.milestones={held.optim.milestones}`" if held.optim.milestones else ""
             return (
                 f"with {asked.train.epochs} epochs its rates would have been others: {before * held.optim.lr:g} became "
                 f"{after * held.optim.lr:g} in epoch {done // steps + 1}"

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from letkd.errors import RecipeError, nearest
+from letkd.limits import LARGEST_SIDE, STEEPEST
 
-LARGEST_SIDE = 16_384  # pixels
 MOST_OPERATIONS = 100  # in a row on an image
 LARGEST_CREW = 256  # processes that decode: more is a slip of the hand, and would bring a machine down
 MOST = 2**31 - 1  # of anything that is counted
-STEEPEST = 1e6  # of rates and weights: beyond it float32 ends within a few steps
 Weights = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
 Channel = Annotated[float, Field(ge=-STEEPEST, le=STEEPEST)]
 Plain = Literal["none", "crop", "rotate", "resized-crop"]
@@ -43,17 +42,17 @@ class _Table(BaseModel):
 class Data(_Table):
     """Which images, in what splits, how fed."""
 
-    name: str
-    root: str | None = None
-    val: float = Field(ge=0, lt=1)
-    fraction: float = Field(gt=0, le=1)
-    batch_size: int = Field(ge=1, le=MOST)
+    name: str = Field(description="the data set: cifar100, cifar10, tiny-imagenet, imagenet, folder, digits, or a plugin's")
+    root: str | None = Field(default=None, description="folder of its files; digits has none")
+    val: float = Field(ge=0, lt=1, description="share of the training images of every class held out for validation")
+    fraction: float = Field(gt=0, le=1, description="share of the other training images that is used")
+    batch_size: int = Field(ge=1, le=MOST, description="images per step, of all processes together")
     augment: Literal[Plain, Rand, Trivial] = Field(
         description="crop, rotate and resized-crop come with random flips; +randaugment or +trivial follows them, or stands alone"
     )
-    crop: int = Field(ge=0, le=LARGEST_SIDE)
-    padding: Literal["reflect", "zero"]
-    rotation: float = Field(ge=0, le=180)
+    crop: int = Field(ge=0, le=LARGEST_SIDE, description="for crop: padding on every side, in pixels; 0 for none")
+    padding: Literal["reflect", "zero"] = Field(description="for crop: what the padding shows")
+    rotation: float = Field(ge=0, le=180, description="for rotate: up to so many degrees either way")
     second_view: Literal["same", "strong"] | None = Field(
         default=None,
         description="a second view of every image, for MLKD: drawn like the first, or followed by random operations; none if not given",
@@ -63,7 +62,7 @@ class Data(_Table):
     erase: float = Field(ge=0, le=1, description="share of the images in which a random rectangle is erased")
     mix: Literal["none", "mixup", "cutmix"] = Field(description="every image is mixed with another of its batch")
     mix_alpha: float = Field(gt=1e-3, le=STEEPEST, description="for mixup and cutmix: the images' shares come from Beta(α, α)")
-    flip: bool | None = Field(default=None, description="random mirror images; as the data set says where not given")
+    flip: bool | None = Field(default=None, description="random mirror images; as the data set says if not given")
     size: Annotated[int | tuple[int, int], BeforeValidator(parse_size)] | None = Field(
         default=None, description="side of the images that networks get, or [height, width]; the data set's own if not given"
     )
@@ -81,20 +80,26 @@ class Data(_Table):
     unlabelled_share: float | None = Field(
         default=None, ge=0, le=1, description="of each batch, images without a label; if not given, each image once per epoch"
     )
-    workers: int = Field(ge=0, le=LARGEST_CREW)
-    corrupt: Literal["refuse", "skip"]
-    mean: tuple[Channel, Channel, Channel] | None = None
-    std: tuple[Positive, Positive, Positive] | None = None
+    workers: int = Field(ge=0, le=LARGEST_CREW, description="processes that decode image files; data sets in memory need none")
+    corrupt: Literal["refuse", "skip"] = Field(description="image files that cannot be decoded: an error, or left out")
+    mean: tuple[Channel, Channel, Channel] | None = Field(
+        default=None, description="mean of each channel, where 0 is black and 1 is white; the data set's own if not given"
+    )
+    std: tuple[Positive, Positive, Positive] | None = Field(
+        default=None, description="standard deviation of each channel; the data set's own if not given"
+    )
 
 
 class Network(_Table):
     """A network by name, its weights, and the taps that its own table lacks."""
 
-    model: str
+    model: str = Field(
+        description="a name of `letkd models`, timm:NAME, torchvision:NAME, transformers:NAME, or file.py:callable"
+    )
     weights: str | None = Field(
         default=None, description="a file, a folder of transformers, or `own` for a callable that loads its own"
     )
-    taps: dict[str, str] = {}
+    taps: dict[str, str] = Field(default={}, description="module paths by role, if the network has no table of its own")
     freeze: list[str] = Field(default=[], description="patterns of parameter names that are not trained, such as layer1.*")
 
 
@@ -104,8 +109,10 @@ class Group(_Table):
     match: str = Field(
         description="pattern of parameter names in the student, such as fc.*; the first group that matches counts"
     )
-    lr: float | None = Field(default=None, gt=0, le=STEEPEST)
-    weight_decay: float | None = Field(default=None, ge=0, le=STEEPEST)
+    lr: float | None = Field(default=None, gt=0, le=STEEPEST, description="their rate; optim.lr if not given")
+    weight_decay: float | None = Field(
+        default=None, ge=0, le=STEEPEST, description="their decay; optim.weight_decay if not given"
+    )
 
 
 Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
@@ -114,8 +121,10 @@ Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
 class Teacher(Network):
     """A network, and what it was trained on, if that is not the recipe's data: its weights' file says so, or these keys do."""
 
-    mean: tuple[Channel, Channel, Channel] | None = None
-    std: tuple[Positive, Positive, Positive] | None = None
+    mean: tuple[Channel, Channel, Channel] | None = Field(default=None, description="of its images; the recipe's if not given")
+    std: tuple[Positive, Positive, Positive] | None = Field(
+        default=None, description="of its images; the recipe's if not given"
+    )
     size: Side | tuple[Side, Side] | None = Field(default=None, description="side, or height and width, of the images it takes")
     classes: list[str] | str | None = Field(
         default=None, description="its classes in the order of its logits: names, or a text file with one per line"
@@ -126,7 +135,7 @@ class Optim(_Table):
     """The optimiser and its schedule."""
 
     name: str = Field(description="sgd, adamw, or any other class of torch.optim")
-    lr: float = Field(gt=0, le=STEEPEST)
+    lr: float = Field(gt=0, le=STEEPEST, description="the first learning rate")
     momentum: float = Field(ge=0, lt=1, description="of optimisers that have one, as sgd and rmsprop")
     nesterov: bool = Field(description="of sgd")
     settings: dict[str, Any] = Field(default={}, description="the optimiser's other arguments, such as betas = [0.9, 0.95]")
@@ -134,39 +143,56 @@ class Optim(_Table):
     groups: list[Group] = Field(
         default=[], description="rates and decays of their own, as for the head of a pre-trained student"
     )
-    weight_decay: float = Field(ge=0, le=STEEPEST)
+    weight_decay: float = Field(ge=0, le=STEEPEST, description="of all parameters that no group matches")
     schedule: Literal["milestones", "cosine", "linear", "constant"] = Field(
         description="how the rate falls: by gamma after each milestone, or per step to zero along a cosine or a line"
     )
     warmup: float = Field(
         ge=0, le=MOST, description="the rate rises linearly from zero for so many epochs; below 1: for this share of all epochs"
     )
-    milestones: list[int]
-    gamma: float = Field(gt=0, le=1)
-    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; none where not given")
+    milestones: list[int] = Field(description="epochs after which the rate falls; they scale with epochs if only that is set")
+    gamma: float = Field(gt=0, le=1, description="what the rate is multiplied by at each milestone")
+    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; no limit if not given")
 
 
 class Train(_Table):
     """How long, from which seed, in which precision."""
 
-    epochs: int = Field(ge=1, le=MOST)
-    seed: int = Field(ge=0, lt=2**32)
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
-    steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps an epoch; for smoke runs")
+    epochs: int = Field(ge=1, le=MOST, description="passes over the training images")
+    seed: int = Field(
+        ge=0, lt=2**32, description="of first weights, order of images and augmentations; trials count up from it"
+    )
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(description="of the steps, as Fabric names it")
+    steps: int | None = Field(default=None, ge=1, le=MOST, description="at most so many steps per epoch; for smoke runs")
+    time: float | None = Field(
+        default=None, gt=0, le=1e9, description="seconds that the run was to take; `letkd train --time` set the epochs by it"
+    )
+    accumulate: int | None = Field(default=None, ge=1, le=MOST, description="batches per update of the weights; 1 if not given")
+    ema: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, evaluated and exported beside the student",
+    )
     label_smoothing: float = Field(ge=0, lt=1, description="share of the cross-entropy's target that all classes divide evenly")
     sync_bn: bool = Field(default=False, description="BN over the batches of all processes together")
     fused: bool = Field(
         default=True,
         description="KD layers and per-pixel losses over chunks of pixels; equal within rounding, but labels below `least` are dropped",
     )
-    channels_last: bool = Field(
-        default=False, description="networks keep a pixel's channels together in memory; faster on CPUs"
+    channels_last: bool | Literal["auto"] = Field(
+        default=False, description="networks keep a pixel's channels together in memory; auto: where that is faster"
     )
-    fold_teacher: bool = Field(default=False, description="the teacher runs with BN folded into its convolutions")
+    fold_teacher: bool | Literal["auto"] = Field(
+        default=False, description="the teacher runs with BN folded into its convolutions; auto: where that is faster"
+    )
     cache_views: int | None = Field(
         default=None,
         ge=1,
         description="so many fixed views of every image, the teacher run once on each; fresh ones if not given",
+    )
+    cache_teacher: bool = Field(
+        default=True, description="with cache_views; if false the teacher runs at every step, for methods that no cache serves"
     )
     compile: bool = Field(
         default=False, description="GPUs: torch.compile for the parts of the student inside of which nothing is read"
@@ -184,24 +210,26 @@ class Probe(_Table):
 class Phase(_Table):
     """A stretch of epochs before the main training, with weights and a constant learning rate of its own."""
 
-    epochs: int = Field(ge=1, le=MOST)
-    weights: Weights
-    lr: float | None = Field(default=None, gt=0, le=STEEPEST, description="the main training's first rate where not given")
+    epochs: int = Field(ge=1, le=MOST, description="its length")
+    weights: Weights = Field(description="of the loss terms in this phase")
+    lr: float | None = Field(default=None, gt=0, le=STEEPEST, description="its rate; optim.lr if not given")
 
 
 class Recipe(_Table):
     """All that a run depends on, besides the files it names."""
 
-    title: str = ""
-    data: Data
-    student: Network
-    teacher: Teacher | None = None
-    optim: Optim
-    train: Train
-    methods: dict[str, dict[str, Any]] = {}
-    weights: Weights = {}
-    phases: list[Phase] = []
-    probe: Probe | None = None
+    title: str = Field(default="", description="the row's name in tables")
+    data: Data = Field(description="which images, in what splits, how fed")
+    student: Network = Field(description="the network that is trained")
+    teacher: Teacher | None = Field(default=None, description="the network that it learns from")
+    optim: Optim = Field(description="the optimiser and its schedule")
+    train: Train = Field(description="how long, from which seed, in which precision")
+    methods: dict[str, dict[str, Any]] = Field(
+        default={}, description="methods by name, each with its settings; none is plain training"
+    )
+    weights: Weights = Field(default={}, description="weights of the loss terms by name; 1 for each term that is not named")
+    phases: list[Phase] = Field(default=[], description="stretches of epochs before the main training")
+    probe: Probe | None = Field(default=None, description="labelled images on which the student's features are judged")
 
 
 def full_path(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,6 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from letkd.errors import RecipeError, nearest
+
+TAP_KEYS = ("path", "io", "layout", "prefix", "grid")
+
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merge key by key; any other value of `over` replaces that of `under`."""
@@ -22,6 +26,37 @@ def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
             yield from leaves(value, (*path, key))
         else:
             yield (*path, key), value
+
+
+def with_written_taps(layer: dict[str, Any]) -> dict[str, Any]:
+    """The layer with every tap that is a table written as text: `{path = "blocks.10", layout = "tokens"}` is `blocks.10:tokens`."""
+    found = dict(layer)
+    for who in ("teacher", "student"):
+        network = found.get(who)
+        taps = network.get("taps") if isinstance(network, Mapping) else None
+        if isinstance(network, Mapping) and isinstance(taps, Mapping):
+            written = {role: _written(tap, f"{who}.taps.{role}") for role, tap in taps.items()}
+            found[who] = {**network, "taps": written}
+    return found
+
+
+def _written(tap: Any, where: str) -> Any:
+    if not isinstance(tap, Mapping):
+        return tap
+    if unknown := [key for key in tap if key not in TAP_KEYS]:
+        raise RecipeError(f"{where} has no key {unknown[0]!r} (nearest: {nearest(unknown[0], TAP_KEYS)})")
+    if not isinstance(tap.get("path"), str):
+        raise RecipeError(f'{where} needs a path, as in {{path = "blocks.10", layout = "tokens"}}')
+    grid = tap.get("grid")
+    size = "x".join(map(str, grid)) if isinstance(grid, list | tuple) else grid
+    options = [
+        tap.get("io"),
+        tap.get("layout"),
+        *(f"{key}={value}" for key, value in (("prefix", tap.get("prefix")), ("grid", size))),
+    ]
+    return ":".join(
+        [tap["path"], *(str(option) for option in options if option is not None and not str(option).endswith("=None"))]
+    )
 
 
 def has(table: Mapping[str, Any], path: tuple[str, ...]) -> bool:

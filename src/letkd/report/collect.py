@@ -15,6 +15,7 @@ from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.report.paper import PaperResult, paper_result, place
 from letkd.runs.folder import RunFolder, Tell
 from letkd.runs.records import Note, Result
+from letkd.runs.study import is_trial
 
 What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student
@@ -81,10 +82,10 @@ def find_runs(paths: Iterable[str | Path], *, tell: Tell = say) -> list[Run]:
     for path in map(Path, paths):
         if not must_be_utf8(path).is_dir():
             raise RunError(f"{path} is no folder; name a run folder, or one with runs below it")
-        folders = RunFolder.below(path)
+        folders = [folder for folder in RunFolder.below(path) if not is_trial(folder)]
         if not folders and not RunFolder.noted_below(path):
             raise RunError(
-                f"{path} holds no run: there is no {RunFolder.RECIPE} in it or below; name the folder that --out named"
+                f"{path} holds no run: there is no {RunFolder.RECIPE} in it or below; name the folder that `out=` named"
             )
         for folder in folders:
             if folder.resolve() not in found:

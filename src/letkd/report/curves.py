@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from letkd.recipes.schema import Recipe
 from letkd.report.charts import Chart, Series
 from letkd.report.collect import Group
+from letkd.runs.grid import Cell, Grid
 
-NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "seconds", "loss", "health", "teacher_top1"}
+NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "ema_val_top1", "seconds", "loss", "health", "teacher_top1"}
 
 # What `letkd.inspect.health.health` gives, in words. Shares are shown in per cent.
 HEALTH = {
@@ -69,6 +71,14 @@ def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:
     """Accuracy on the validation and training images and the learning rate, a line for each method; then each method's losses."""
     charts = _chart("val", "Validation accuracy", "top-1, %", groups, lambda row: row.get("val_top1"), pair)
     charts += _chart(
+        "ema",
+        "Validation accuracy, average of the weights (EMA)",
+        "top-1, %",
+        groups,
+        lambda row: row.get("ema_val_top1"),
+        pair,
+    )
+    charts += _chart(
         "train", "Training accuracy (augmented images)", "top-1, %", groups, lambda row: row.get("train_top1"), pair
     )
     for chart in _chart("lr", "Learning rate", "rate", groups, lambda row: row.get("lr"), pair, log_y=True, digits=5):
@@ -93,6 +103,31 @@ def _losses(pair: str, group: Group) -> list[Chart]:
     return [
         Chart(f"loss-{group.key}", title, "epoch", "loss", list(range(1, last_epoch(group) + 1)), series, note=note, group=pair)
     ]
+
+
+def training(groups: Sequence[Group]) -> Grid | None:
+    """How each method was trained, a row per way; None if there are no runs."""
+    ways: dict[tuple[str, ...], list[str]] = {}
+    for group in groups:
+        if group.runs:
+            ways.setdefault(_way(group.runs[0].recipe), []).append(group.title)
+    names = ["methods", "optimiser", "schedule", "epochs", "batch", "augmentation", "mix", "EMA"]
+    rows = [[Cell("all" if len(ways) == 1 else ", ".join(titles)), *map(Cell, way)] for way, titles in ways.items()]
+    return Grid("Training", names, rows, []) if rows else None
+
+
+def _way(recipe: Recipe) -> tuple[str, ...]:
+    data, optim, train = recipe.data, recipe.optim, recipe.train
+    schedule = optim.schedule + (f" {optim.milestones}" if optim.schedule == "milestones" else "")
+    return (
+        f"{optim.name}, lr {optim.lr:g}",
+        schedule + (f", warm-up {optim.warmup:g}" if optim.warmup else ""),
+        str(train.epochs),
+        str(data.batch_size) + (f" × {train.accumulate}" if train.accumulate else ""),
+        data.augment + (f", erase {data.erase:g}" if data.erase else ""),
+        data.mix + ("" if data.mix == "none" else f", α {data.mix_alpha:g}"),
+        "–" if train.ema is None else f"{train.ema:g}",
+    )
 
 
 def health_charts(pair: str, groups: Sequence[Group]) -> list[Chart]:

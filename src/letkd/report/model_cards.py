@@ -58,7 +58,8 @@ features alone. `teacher.mean`, `teacher.std`, `teacher.size` and `teacher.class
 
 `letkd taps MODEL` shows what every module gives and proposes `penultimate`, `intermediate`, `stage1` … `stage4` and `pooled`: places
 whose features depend on the image and reach the logits. `letkd train` and `letkd compare` use these if you name none. `--tap
-role=path` names the output of a module, `--tap role=path:input` its input. A model must take a batch of images `[b 3 H W]` and
+role=path` names the output of a module, `--tap role=path:input` its input, and `--tap role=path:tokens` patch tokens: see
+[Foundation models as teachers](foundation-models.md). A model must take a batch of images `[b 3 H W]` and
 nothing else, and return logits `[b C]`, bare or as the `logits` of an object or dictionary.
 
 | a model that | |
@@ -68,7 +69,8 @@ nothing else, and return logits `[b C]`, bare or as the `logits` of an object or
 | is wrapped in DataParallel, compiled or TorchScript | give the model inside; as a teacher for its logits alone it works as it is |
 | has lazy layers | run it once on an input first |
 | is in half precision | call `.float()`; `train.precision` sets how training computes |
-| works on tokens (vision transformers) or with channels last | use a method that reads logits (`kd`, `dkd`), or give a map |
+| works on tokens (vision transformers) or with channels last | works: `--tap role=path:tokens`, `--tap role=path:channels-last` |
+| has no classifier, or returns something else than logits | works as a teacher for methods that read features alone |
 """
 
 

@@ -107,6 +107,7 @@ def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None], *
         "n": lambda group: Cell(str(len(group.results))),
         **({} if other is None else {head(other.title): lambda group: Cell(str(difference(group, other) or NONE))}),
         "test %, best on val.": lambda group: Cell(mean_std([result.best_val_test for result in group.results])),
+        **({} if not any(map(_ema, groups)) else {"test %, EMA": lambda group: Cell(mean_std(_ema(group)))}),
         "paper": lambda group: Cell(str(group.paper or NONE), group.paper.mark if group.paper else ""),
         "parameters": lambda group: Cell(f"{group.results[0].parameters:,}" if group.results else NONE),
         "MACs": lambda group: Cell(millions(macs.get(group.key))),
@@ -114,6 +115,11 @@ def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None], *
     }
     rows = [[cell(group) for cell in columns.values()] for group in groups]
     return Grid(pair, list(columns), rows, [*_notes(groups), *([] if other is None else [NOTE])])
+
+
+def _ema(group: Group) -> list[float]:
+    """Test accuracies of the averages of the weights."""
+    return [result.ema_test for result in group.results if result.ema_test is not None]
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
@@ -167,6 +173,7 @@ HEAD = (
     *("best_on_validation_test_std", "paper_mean", "paper_std", "paper_n", "paper_source", "paper_mark"),
     *("parameters", "macs", "seconds_mean", "note"),
     *("difference_to", "difference_mean", "difference_low", "difference_high", "difference_n"),
+    *("ema_test_mean", "ema_test_std"),
 )
 
 
@@ -189,7 +196,7 @@ def plain(groups: Sequence[Group], macs: Mapping[str, int | None], *, against: s
             statistics.mean(seconds) if seconds else None,
         ]
         apart = [None] * 5 if d is None or other is None else [other.title, d.mean, d.low, d.high, d.n]
-        rows.append([*row, group.note, *apart])
+        rows.append([*row, group.note, *apart, *_mean_and_std(_ema(group))])
     return rows
 
 

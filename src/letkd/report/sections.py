@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from letkd.report.charts import Chart, draw, draw_all
 from letkd.report.classes import Confusion, class_chart, confusion_matrix, confusions, per_class
 from letkd.report.collect import Group, Run
-from letkd.report.curves import curves, health_charts
+from letkd.report.curves import curves, health_charts, training
 from letkd.report.features import (
     Way,
     answer,
@@ -60,7 +60,9 @@ def curve_charts(book: Book, pair: str, groups: Sequence[Group]) -> str:
         book.files[f"{slug(pair)}-{chart.key}"] = draw(chart)
     book.files[f"{slug(pair)}-losses"] = draw_all(losses, title=pair)
     one = chosen("Loss of", {chart.title.removeprefix("Loss: "): book.chart(chart) for chart in losses})
-    return f'<div class="charts">{"".join(map(book.chart, shared))}<div>{one}</div></div>'
+    how = training(groups)
+    table = "" if how is None else as_html(how)
+    return f'{table}<div class="charts">{"".join(map(book.chart, shared))}<div>{one}</div></div>'
 
 
 def health_of(book: Book, pair: str, groups: Sequence[Group]) -> str:
@@ -174,6 +176,8 @@ def features_of(book: Book, pair: str, groups: Sequence[Group], opened: Opened, 
     )
     body += f'<div data-planes="{len(book.planes) - 1}"></div>'
     teacher = known.pop("Teacher", None)
+    if teacher is not None:  # one of other classes, or without a classifier, has nothing to compare
+        known = {title: one for title, one in known.items() if one.logits.shape == teacher.logits.shape}
     if teacher is not None and known:
         maps = {title: correlation_difference(teacher.logits, one.logits) for title, one in known.items()}
         book.files[f"{slug(pair)}-correlations"] = draw_differences(maps)

@@ -25,16 +25,18 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Row], str]]:
     """All columns; with the name of a row to compare with, its difference to that row behind the accuracies."""
+    averaged = any(result.ema_test is not None for row in rows for result in row.results)
+    ema = {"test %, EMA": lambda row: mean_std([r.ema_test for r in row.results])} if averaged else {}
     reference = next((row for row in rows if against is not None and row.name == against), None)
     if reference is None or len(rows) < 2:
-        return COLUMNS
+        return {**COLUMNS, **ema}
     other = reference
 
     def difference(row: Row) -> str:
         return "–" if row is other else str(paired_difference(row.by_seed(), other.by_seed()) or "–")
 
     columns: dict[str, Callable[[Row], str]] = {}
-    for name, cell in COLUMNS.items():
+    for name, cell in {**COLUMNS, **ema}.items():
         columns[name] = cell
         if name == "n":
             columns[head(other.title)] = difference
@@ -43,7 +45,7 @@ def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Ro
 
 def _notes(rows: Sequence[Row], columns: Mapping[str, object]) -> list[str]:
     notes = [f"{row.title} {row.note}." for row in rows if row.note]
-    return [*notes, NOTE] if len(columns) > len(COLUMNS) else notes
+    return [*notes, NOTE] if any(head(row.title) in columns for row in rows) else notes
 
 
 def without_labels(results: Sequence[Result]) -> list[str]:

@@ -18,6 +18,7 @@ from letkd.report.features import Way
 from letkd.report.opened import Opened
 from letkd.report.page import Book, Section, paragraph, render, text
 from letkd.report.pair_tables import by_pair
+from letkd.report.search import INTRODUCTION, search_section
 from letkd.runs.grid import Cell, Grid, as_html
 from letkd.runs.results import mean_std
 
@@ -59,7 +60,7 @@ def write_report(
     groups = find_groups(paths, tell=opened.note)
     if against is not None and not any(against in (group.title, group.method) for group in groups):
         rows = nearest(against, {name for group in groups for name in (group.title, group.method) if name})
-        raise RunError(f"--against {against!r} is no row of these runs; nearest: {rows}")
+        raise RunError(f"`against={against}` is no row of these runs; nearest: {rows}")
     pairs = by_pair(groups)
     found = [Section("results", "Results", parts.results(book, groups, opened, against))]
     builders: dict[tuple[str, str], Callable[[str, list[Group]], str]] = {
@@ -78,6 +79,8 @@ def write_report(
                     body += (f"<h3>{text(pair)}</h3>" if len(pairs) > 1 else "") + one
             if body:
                 found.append(Section(key, title, (paragraph(INTRODUCTIONS[key]) if key in INTRODUCTIONS else "") + body))
+    if body := search_section(book, paths, opened):
+        found.insert(1, Section("search", "Search", paragraph(INTRODUCTION) + body))
     found.append(Section("made", "How it was made", _made(groups, opened, out)))
     for folder in (out, files):
         sweep(folder)

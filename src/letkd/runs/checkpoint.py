@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,26 @@ from letkd.distiller.finite import first_non_finite
 from letkd.distributed.processes import objects_of_all, rank, world
 from letkd.errors import CheckpointError, NonFiniteError
 from letkd.files import write_whole
-from letkd.models.weights import as_safetensors, checksum
 from letkd.progress import say
 from letkd.runs.records import Position, reason
+from letkd.tensors import as_safetensors, checksum
 
 NAME, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 
 
-def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer, state: dict[str, Any]) -> None:
+def save_checkpoint(
+    folder: Path,
+    module: nn.Module,
+    optimizer: optim.Optimizer,
+    state: dict[str, Any],
+    average: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write weights, momentum, every process's random streams and `state`, which JSON can hold; refuses what is not finite.
 
     All processes must call it; the first writes.
+
+    Args:
+        average: of the weights, by name, if the run has one.
     """
     streams = objects_of_all(random_streams())
     if rank() > 0:
@@ -33,6 +43,7 @@ def save_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer,
     tensors = {f"module.{name}": value for name, value in module.state_dict().items()}
     for name, held in _by_name(module, optimizer).items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in held.items() if isinstance(value, Tensor)}
+    tensors |= {f"average.{name}": value for name, value in (average or {}).items()}
     tensors |= {f"random.{name}": torch.stack([stream[name] for stream in streams]) for name in streams[0]}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     text = json.dumps(state)
@@ -45,18 +56,26 @@ def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
     if (name := first_non_finite(module)) is not None:
         raise NonFiniteError(
             f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
-            "or clip with --set optim.clip=5"
+            "or clip with `optim.clip=5`"
         )
 
 
-def load_checkpoint(folder: Path, module: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any] | None:
-    """Restore what `save_checkpoint` wrote last, or, where that is damaged, before; None where there is none."""
+def load_checkpoint(
+    folder: Path, module: nn.Module, optimizer: optim.Optimizer, average: Mapping[str, Tensor] | None = None
+) -> dict[str, Any] | None:
+    """Restore what `save_checkpoint` wrote last, or, where that is damaged, before; None where there is none.
+
+    Args:
+        average: tensors that take the average of the weights, by name.
+    """
     found = read_checkpoint(folder)
     if found is None:
         return None
     path, tensors, state = found
     try:
         _restore(path, tensors, module, optimizer)
+        for name, value in (average or {}).items():
+            value.copy_(tensors[f"average.{name}"])
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise CheckpointError(f"{path} does not fit the run: {reason(error)}; choose another folder") from None
     return state

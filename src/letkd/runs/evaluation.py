@@ -15,10 +15,10 @@ from letkd.distiller.finite import first_non_finite
 from letkd.distributed.processes import objects_of_all
 from letkd.errors import NonFiniteError, RunError
 from letkd.files import write_whole
-from letkd.models.weights import checksum
 from letkd.progress import track
 from letkd.runs.records import reason
 from letkd.taps import as_logits
+from letkd.tensors import checksum
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from letkd.distiller.student import STUDENT
 from letkd.distributed.processes import world
 from letkd.errors import RunError
-from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_links, sweep, write_whole
+from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
@@ -81,6 +81,15 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def trackers(self) -> Path:
+        """What trackers call the run, so that it resumes there, too; see `letkd.training.trackers`."""
+        return self.path / "trackers.json"
+
+    @property
     def last(self) -> Path:
         """Folder of the last two checkpoints; see `letkd.runs.checkpoint`."""
         return self.path / "last"
@@ -89,6 +98,11 @@ class RunFolder:
     def student(self) -> Path:
         """The trained student; see `letkd.distiller.student`."""
         return self.path / STUDENT
+
+    @property
+    def averaged_student(self) -> Path:
+        """The student with the average of the weights, of runs with `train.ema`."""
+        return self.path / "student_ema.safetensors"
 
     @property
     def predictions(self) -> Path:
@@ -164,28 +178,34 @@ class RunFolder:
     # -------------------------------------------------------------------------------------------- writers
 
     @contextmanager
-    def begin(self) -> Iterator[None]:
-        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did."""
+    def begin(self, **choices: Any) -> Iterator[None]:
+        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did.
+
+        Args:
+            choices: what was decided for this machine, for the environment.
+        """
+        now = environment() | choices
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"the run folder {self.path} could not be made: {error.strerror}; choose another with --out"
+                f"the run folder {self.path} could not be made: {error.strerror}; choose another with `out=`"
             ) from None
         with hold(self.path / self.LOCK) as self._lock:
             try:
                 self._must_be_ours()  # again: another process may have begun here in the meantime
                 for folder in (self.last, self.supervision, self.tensorboard):
                     refuse_links(folder)
+                refuse_link(self.wandb)  # wandb puts links of its own into it
                 for folder in (self.path, self.last):
                     sweep(folder, older=0)
                 if self.extends:
                     self._extend()
                 if self.recipe_file.exists():
-                    self._tell_changes(environment())
+                    self._tell_changes(now)
                     self.rows()  # says which of them are lost; `log` then does not
                 else:
-                    write_whole(self.path / self.ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+                    write_whole(self.path / self.ENVIRONMENT, json.dumps(now, indent=1).encode())
                     write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
                 yield
             finally:
@@ -240,9 +260,9 @@ class RunFolder:
                 why = why_not_extended(RunFolder(self.path).recipe, self.recipe)
                 self.extends = why is None
             if why is not None:
-                raise RunError(f"{self.path} holds another run ({why}); choose another folder with --out, or remove it")
+                raise RunError(f"{self.path} holds another run ({why}); choose another folder with `out=`, or remove it")
         elif self.path.exists() and (not self.path.is_dir() or any(map(self._foreign, self.path.iterdir()))):
-            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with --out")
+            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with `out=`")
 
     def _foreign(self, path: Path) -> bool:
         """Whether a folder without a recipe may not hold this: fitted supervision and what a failed start left may be there."""

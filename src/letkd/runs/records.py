@@ -18,9 +18,10 @@ MOST_NAMES = 64  # loss terms, sites, or values of a site
 class Result:
     """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts.
 
-    `teacher_top1` was measured before training, on validation images (training images without a validation split); None if the run
-    had no teacher, or one of other classes. Without labels there is no accuracy; `held_out` are then the distillation terms on the
-    validation images. `probe` is the accuracy (%) of classifiers on the student's features, `knn` and `linear`.
+    `ema_test` and `ema_val` are those of the average of the weights (`train.ema`), None without one. `teacher_top1` was measured before
+    training, on validation images (training images without a validation split); None if the run had no teacher, or one of other
+    classes. Without labels there is no accuracy; `held_out` are then the distillation terms on the validation images. `probe` is the
+    accuracy (%) of classifiers on the student's features, `knn` and `linear`.
     """
 
     last_test: Percent | None
@@ -33,6 +34,8 @@ class Result:
     epochs: Count
     seconds: Annotated[float, Field(ge=0, le=1e12)]
     teacher_top1: Percent | None = None
+    ema_test: Percent | None = None
+    ema_val: Percent | None = None
     held_out: dict[Name, float] = field(default_factory=dict)
     probe: dict[Name, Percent] = field(default_factory=dict)
 

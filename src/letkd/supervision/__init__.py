@@ -2,11 +2,20 @@
 
 from letkd.supervision.base import Supervision
 from letkd.supervision.conv3x3 import ConvSupervision
+from letkd.supervision.fitted import Fitted
 from letkd.supervision.kmeans import KMeansSupervision
+from letkd.supervision.registry import SUPERVISIONS, register_supervision
 from letkd.supervision.subclass import SubclassSupervision
 
-SUPERVISIONS: dict[str, type[Supervision]] = {
-    cls.kind: cls for cls in (KMeansSupervision, ConvSupervision, SubclassSupervision)
-}
+for _supervision in (KMeansSupervision, ConvSupervision, SubclassSupervision):
+    register_supervision(_supervision)
 
-__all__ = ["SUPERVISIONS", "ConvSupervision", "KMeansSupervision", "SubclassSupervision", "Supervision"]
+__all__ = [
+    "SUPERVISIONS",
+    "ConvSupervision",
+    "Fitted",
+    "KMeansSupervision",
+    "SubclassSupervision",
+    "Supervision",
+    "register_supervision",
+]

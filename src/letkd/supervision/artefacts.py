@@ -14,16 +14,16 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from letkd.files import write_whole
-from letkd.models.weights import as_safetensors, checksum, fingerprint
 from letkd.progress import say
-from letkd.supervision.base import Supervision
+from letkd.supervision.fitted import Fitted
+from letkd.tensors import as_safetensors, checksum, fingerprint
 
 FORMAT = "letkd-supervision-1"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a fitted supervision depends on."""
+    """What a fitted part depends on."""
 
     teacher: str
     tap: str
@@ -31,41 +31,41 @@ class Origin:
     settings: str
 
     @classmethod
-    def of(cls, teacher: nn.Module, tap: str, data: str, supervision: Supervision) -> "Origin":
-        settings = {"kind": supervision.kind, **supervision.settings()}
+    def of(cls, teacher: nn.Module, tap: str, data: str, part: Fitted) -> "Origin":
+        settings = {"kind": part.kind, **part.settings()}
         return cls(fingerprint(teacher), tap, data, json.dumps(settings, sort_keys=True))
 
 
-def path_of(supervision: Supervision, folder: Path, site: str, origin: Origin) -> Path:
+def path_of(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
     """The file of a site, always directly in `folder`: characters of the site's name that a plain file name lacks become dashes."""
     digest = hashlib.sha256(json.dumps(asdict(origin), sort_keys=True).encode()).hexdigest()
-    return folder / f"{_stem(supervision, site)}.{digest[:12]}.safetensors"
+    return folder / f"{_stem(part, site)}.{digest[:12]}.safetensors"
 
 
-def _stem(supervision: Supervision, site: str) -> str:
+def _stem(part: Fitted, site: str) -> str:
     name = re.sub(r"[^\w.-]", "-", site)
-    return f"{name}.{supervision.kind}"
+    return f"{name}.{part.kind}"
 
 
-def save_fitted(supervision: Supervision, folder: Path, site: str, origin: Origin) -> Path:
+def save_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
     """Write the buffers and their origin; the file appears whole or not at all."""
-    path = path_of(supervision, folder, site, origin)
-    buffers = {name: getattr(supervision, name).detach().cpu().contiguous() for name in supervision.fitted_buffers}
-    report = json.dumps(supervision.report_)
+    path = path_of(part, folder, site, origin)
+    buffers = {name: getattr(part, name).detach().cpu().contiguous() for name in part.fitted_buffers}
+    report = json.dumps(part.report_)
     metadata = {"format": FORMAT, "report": report, "sha256": checksum(buffers, report), **asdict(origin)}
     write_whole(path, as_safetensors(buffers, metadata))
     return path
 
 
-def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origin) -> bool:
+def load_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> bool:
     """Load the fitted buffers if the folder has them for this origin; otherwise say what differs and return False.
 
     Files without a fingerprint in their name, as earlier versions wrote them, are read as well.
     """
-    stem = _stem(supervision, site)
-    own, old = path_of(supervision, folder, site, origin), folder / f"{stem}.safetensors"
+    stem = _stem(part, site)
+    own, old = path_of(part, folder, site, origin), folder / f"{stem}.safetensors"
     for path in (own, old):
-        if path.exists() and _load(supervision, path, origin):
+        if path.exists() and _load(part, path, origin):
             return True
     others = [path for path in sorted(folder.glob(f"{glob.escape(stem)}.*.safetensors")) if path != own]
     differences = [changed for path in others if (changed := _differences(path, origin))]
@@ -75,7 +75,7 @@ def load_fitted(supervision: Supervision, folder: Path, site: str, origin: Origi
     return False
 
 
-def _load(supervision: Supervision, path: Path, origin: Origin) -> bool:
+def _load(part: Fitted, path: Path, origin: Origin) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -83,8 +83,8 @@ def _load(supervision: Supervision, path: Path, origin: Origin) -> bool:
     except (SafetensorError, OSError) as error:
         say(f"{path}: not readable ({error}); refitting")
         return False
-    changed = [part for part, value in asdict(origin).items() if metadata.get(part) != value]
-    if metadata.get("format") != FORMAT or set(buffers) != set(supervision.fitted_buffers):
+    changed = [key for key, value in asdict(origin).items() if metadata.get(key) != value]
+    if metadata.get("format") != FORMAT or set(buffers) != set(part.fitted_buffers):
         changed = ["format"]
     elif metadata.get("sha256") != checksum(buffers, metadata.get("report", "")):
         changed = ["content (its checksum differs)"]
@@ -92,8 +92,8 @@ def _load(supervision: Supervision, path: Path, origin: Origin) -> bool:
         say(f"{path}: made for other {', '.join(changed)}; refitting")
         return False
     for name, value in buffers.items():
-        setattr(supervision, name, value.to(supervision._at.device))
-    supervision.report_ = json.loads(metadata["report"])
+        setattr(part, name, value.to(part._at.device))
+    part.report_ = json.loads(metadata["report"])
     say(f"{path}: same teacher, tap, data and settings; reused")
     return True
 
@@ -105,4 +105,4 @@ def _differences(path: Path, origin: Origin) -> list[str]:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError):
         return []
-    return [part for part, value in asdict(origin).items() if metadata.get(part) != value]
+    return [key for key, value in asdict(origin).items() if metadata.get(key) != value]

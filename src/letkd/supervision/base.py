@@ -1,98 +1,29 @@
-"""What every teacher supervision is: fitted offline over a stream of the teacher's features, then the giver of p_T."""
+"""A supervision: fitted to the teacher offline, it gives per-pixel labels p_T online."""
 
-from collections.abc import Iterable
-from typing import ClassVar, Self
+from typing import ClassVar
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from letkd.errors import FitError, NonFiniteError, NotFittedError
 from letkd.functional import pixels
-from letkd.supervision.labels import Entries, Labels, Rows, few
-
-KEPT = 1e-4  # a cache leaves out labels below this share of their pixel's largest
-
-
-def narrow(numbers: Int[Tensor, "n"], below: int = 2**16) -> Int[Tensor, "n"]:
-    """Numbers from 0 up in 16 bits, those from 2^15 on as negative ones, or in 32 bits where they run beyond."""
-    return numbers.to(torch.int16 if below <= 2**16 else torch.int32)
+from letkd.supervision.fitted import Fitted
+from letkd.supervision.labels import Labels, Rows
 
 
-def widen(numbers: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """What `narrow` was given."""
-    wide = numbers.to(torch.int64)
-    return wide & 0xFFFF if numbers.dtype == torch.int16 else wide
+class Supervision(Fitted):
+    """Per-pixel labels from a teacher: `p_T(f_T, y)`, available once fitted."""
 
-
-class Supervision(nn.Module):
-    """Per-pixel labels from a teacher. Sees maps and labels, never a model.
-
-    Offline, `partial_fit` takes the teacher's maps batch by batch in bounded memory and `finish` turns what was gathered into
-    buffers with a trailing underscore; `fit` does both. Online, `p_T(f_T, y)` gives the labels. The buffers move, save and
-    load with everything else; before they are there, `p_T` raises `NotFittedError`.
-    """
-
-    _at: Tensor
-    kind: ClassVar[str]
-    reads: ClassVar[str] = ""
+    reads: ClassVar[str] = ""  # what follows the site's role in the name of the teacher's role
     reads_classes: ClassVar[bool] = False  # whether p_T depends on the image's class
-    needs_labels: ClassVar[bool] = False  # whether it is fitted to images with a label alone
-    fitted_buffers: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self):
-        super().__init__()
-        self.where = "its site"
-        self.unlabelled = (
-            "skip"  # "teacher": labels that depend on the class take the teacher's prediction if there is no other
-        )
-        self.pixels: int | None = None  # of all training images at the site, if their number is known
-        self.report_: dict[str, float] = {}
-        self.register_buffer("_at", torch.empty(0), persistent=False)  # on the device where fitted buffers belong
-        for name in self.fitted_buffers:
-            self.register_buffer(name, None)
-
-    def bind(self, where: str, *, d: int, C: int) -> None:
-        """Take the name of the site (for messages), the channels of the teacher's map there and the number of classes."""
-        self.where = where
+    unlabelled: str = "skip"  # "teacher": labels that depend on the class take the teacher's prediction if there is no other
 
     def num_labels(self) -> int:
         """How many labels p_T has: the number of templates the student needs."""
         raise NotImplementedError
 
-    def settings(self) -> dict[str, object]:
-        """What, besides teacher, tap and data, the fitted buffers depend on: part of an artefact's fingerprint."""
-        return {}
-
     def label_settings(self) -> dict[str, object]:
         """What, besides the fitted buffers and the teacher's map, the labels depend on: part of a cache's fingerprint."""
         return {}
-
-    @property
-    def is_fitted(self) -> bool:
-        return all(getattr(self, name) is not None for name in self.fitted_buffers)
-
-    def fit(self, stream: Iterable[tuple]) -> Self:
-        """Fit to `(f_T [b d h w], y [b])` or `(f_T, y, index [b])` tuples, from scratch."""
-        self.reset()
-        for f_T, y, *index in stream:
-            self.partial_fit(f_T, y, *index)
-        self.finish()
-        return self
-
-    def reset(self) -> None:
-        """Forget what was gathered and fitted before."""
-        for name in self.fitted_buffers:
-            setattr(self, name, None)
-
-    def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
-        """Gather one batch. `index` names the images in the data set: with it the order of the stream does not matter."""
-
-    def gather(self) -> None:
-        """Of several processes that each saw a part of the stream: bring together what they gathered, before `finish`."""
-
-    def finish(self) -> None:
-        """Turn what was gathered into the fitted buffers."""
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         """The labels of every pixel: non-negative, one in sum over K."""
@@ -102,46 +33,6 @@ class Supervision(nn.Module):
         """The same labels, pixels as rows, in the form that takes least: the fused loss reads them."""
         return Rows(pixels(self.p_T(f_T, y)))
 
-    def pack(self, labels: Labels) -> dict[str, Tensor]:
-        """Labels as a cache keeps them: the few largest of each pixel, their probabilities in half precision."""
-        kept = few(labels, KEPT)
-        return {"count": narrow(kept.count()), "index": narrow(kept.index, kept.K), "prob": kept.prob.to(torch.float16)}
-
-    def unpack(self, packed: dict[str, Tensor]) -> Labels:
-        """The labels of the pixels that `pack` gave these rows of, scaled to sum to one again."""
-        count, prob = widen(packed["count"]), packed["prob"].float()
-        pixel = torch.repeat_interleave(count)
-        prob = prob / prob.new_zeros(len(count)).index_add_(0, pixel, prob)[pixel]
-        return Entries(widen(packed["index"]), prob, count.cumsum(dim=0) - count, self.num_labels())
-
-    def _check_map(self, f_T: Tensor) -> None:
-        if not torch.isfinite(f_T).all():
-            raise NonFiniteError(
-                f"the teacher's map at {self.where!r} holds NaN or infinity; nothing was fitted. Check the teacher's weights "
-                "and the normalisation of its input"
-            )
-
-    def _check_fitted(self) -> None:
-        if not self.is_fitted:
-            raise NotFittedError(
-                f"{self} at {self.where!r} has no {self.fitted_buffers[0]} yet. Run `letkd fit`, or call distiller.fit(loader)"
-            )
-
-    def _check_channels(self, f_T: Tensor, d: int) -> None:
-        if f_T.shape[1] != d:
-            raise FitError(
-                f"{self} at {self.where!r} was fitted to maps of {d} channels and now gets {f_T.shape[1]}: fit it to this teacher"
-            )
-
-    def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ) -> None:
-        # Shapes of fitted buffers are known only once fitted, so loading creates them.
-        for name in self.fitted_buffers:
-            value = state_dict.get(prefix + name)
-            if value is not None:
-                setattr(self, name, torch.empty_like(value, device=self._at.device))
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
+    def label_table(self) -> Float[Tensor, "M K"] | None:
+        """The rows that all labels are taken from, if there is such a table: a cache then keeps only their numbers."""
+        return None

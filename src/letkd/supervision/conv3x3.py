@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from letkd.errors import UnsupportedPair
+from letkd.limits import Scale
 from letkd.supervision.base import Supervision
 
 
@@ -22,7 +23,7 @@ class ConvSupervision(Supervision):
     kind: ClassVar[str] = "conv3x3"
     reads: ClassVar[str] = ".conv3x3"
 
-    def __init__(self, tau: float = 1.0):
+    def __init__(self, tau: Scale = 1.0):
         super().__init__()
         self.tau = float(tau)
         self.K: int | None = None

@@ -12,7 +12,8 @@ from torch import Tensor
 from letkd.batch import UNLABELLED
 from letkd.distributed.processes import objects_of_all, rank, rows_of_all
 from letkd.errors import DataError, FitError
-from letkd.supervision.base import Supervision
+from letkd.limits import Bytes, Count, Seed, Share
+from letkd.supervision.fitted import Fitted
 
 STATE = ("memory_S_", "memory_T_", "Z_S_", "Z_T_", "draws_")
 
@@ -57,7 +58,7 @@ def need_index(index: Tensor | None) -> Tensor:
     return index
 
 
-class CRDBank(Supervision):
+class CRDBank(Fitted):
     """Two banks of embeddings with a row for every training image; fitted are only the labels, in one pass.
 
     Args:
@@ -85,7 +86,9 @@ class CRDBank(Supervision):
     _order: Tensor | None
     _count: Tensor | None
 
-    def __init__(self, feat_dim: int = 128, K: int = 16384, *, momentum: float = 0.5, memory: int = 2**30, seed: int = 0):
+    def __init__(
+        self, feat_dim: Count = 128, K: Count = 16384, *, momentum: Share = 0.5, memory: Bytes = 2**30, seed: Seed = 0
+    ):
         super().__init__()
         self.feat_dim, self.K, self.momentum, self.memory, self.seed = feat_dim, K, float(momentum), memory, seed
         for name in STATE:
@@ -133,7 +136,8 @@ class CRDBank(Supervision):
         self._gathered = []
 
     def partial_fit(self, f_T: Float[Tensor, "b ..."], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
-        """Gather the labels of one batch; the teacher's features play no part."""
+        """Gather the labels of one batch; the teacher's features are only checked."""
+        self._check_map(f_T)
         index = need_index(index).cpu()
         if len(index):
             if int(index.min()) < 0:

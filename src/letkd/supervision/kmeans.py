@@ -2,17 +2,19 @@
 
 import math
 from contextlib import suppress
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor
 
 from letkd.distributed.processes import several
 from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.layer.lanes import mm
+from letkd.limits import LARGEST, Count, Samples, Scale, Seed
 from letkd.progress import say
 from letkd.supervision.auto import auto_K, mean_perplexity, tau_for
 from letkd.supervision.base import Supervision
@@ -111,16 +113,16 @@ class KMeansSupervision(Supervision):
 
     def __init__(
         self,
-        K: int | Literal["auto"] = 4096,
-        tau: float | Literal["auto"] = 1.0,
+        K: Count | Literal["auto"] = 4096,
+        tau: Scale | Literal["auto"] = 1.0,
         *,
-        perplexity: float = 4.0,
-        least: float = 1e-7,
+        perplexity: Annotated[float, Field(strict=True, ge=1.01, le=LARGEST)] = 4.0,
+        least: Annotated[float, Field(strict=True, ge=1e-30, le=0.5)] = 1e-7,
         scale_free: bool = False,
-        pixels_per_centre: int | Literal["all"] = 256,
+        pixels_per_centre: Samples | Literal["all"] = 256,
         engine: str = "faiss",
-        iterations: int = 20,
-        seed: int = 0,
+        iterations: Count = 20,
+        seed: Seed = 0,
     ):
         if tau == "auto":
             self.fitted_buffers = ("rho_", "nearest_", "tau_")  # pyright: ignore[reportAttributeAccessIssue]

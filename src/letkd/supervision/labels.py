@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from letkd.layer.fused import full_precision, unit_rows
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -98,3 +100,26 @@ def few(labels: Labels, least: float) -> Entries:
     count = torch.bincount(pixel, minlength=n)
     prob = prob / prob.new_zeros(n).index_add_(0, pixel, prob)[pixel]
     return Entries(index, prob, count.cumsum(dim=0) - count, K)
+
+
+def label_kl(
+    labels: Labels,
+    x: Float[Tensor, "b d h w"],
+    omega: Float[Tensor, "K d 1 1"],
+    log_Z: Float[Tensor, "n"],
+    images: Int[Tensor, "m"] | None = None,
+) -> Float[Tensor, ""]:
+    """KL(p_T ‖ softmax(a)), averaged over all pixels of the batch, as `functional.pixel_kl` gives it.
+
+        1/n Σ_i (Σ_k p_T(i)_k log p_T(i)_k − x_iᵀ Σ_k p_T(i)_k w_k + log Z_i)
+
+    Args:
+        x: the student's map, as the templates see it.
+        omega: kernels of unit length times their scale.
+        log_Z: log Σ_k exp a_{k|i} of every pixel, from `letkd.layer.fused`.
+        images: positions of the images whose pixels count; all if omitted.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        matched = (unit_rows(x) * labels.mix(full_precision(omega).flatten(1))).sum(dim=1)
+        kl = labels.negative_entropy().to(matched.dtype) - matched + log_Z
+        return (kl if images is None or len(images) == len(x) else kl.unflatten(0, (len(x), -1))[images]).mean()

@@ -1,14 +1,16 @@
 """Sub-class decisions: what the teacher can and cannot tell apart at an intermediate layer (section 4.2.2, Alg. 2)."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor
 
 from letkd.errors import FitError
 from letkd.functional import pixels
-from letkd.supervision.base import Supervision, narrow, widen
+from letkd.limits import Bytes, Count, Samples, Seed
+from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Labels, Table, as_maps
 from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_centre
 
@@ -63,17 +65,17 @@ class SubclassSupervision(Supervision):
 
     def __init__(
         self,
-        K: int = 8,
-        r: int = 60,
+        K: Count = 8,
+        r: Count = 60,
         *,
         prototypes_online: bool = False,
-        smoothing: float = 0.0,
-        pixels_per_class: int | None = None,
-        memory: int = 2**28,
-        iterations: int = 20,
-        seed: int = 0,
-        unlabelled: str = "teacher",
-        C: int | None = None,
+        smoothing: Annotated[float, Field(strict=True, ge=0, le=1e12)] = 0.0,
+        pixels_per_class: Samples | None = None,
+        memory: Bytes = 2**28,
+        iterations: Count = 20,
+        seed: Seed = 0,
+        unlabelled: Literal["teacher", "skip"] = "teacher",
+        C: Count | None = None,
     ):
         super().__init__()
         if unlabelled not in ("teacher", "skip"):
@@ -196,14 +198,8 @@ class SubclassSupervision(Supervision):
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         return as_maps(self.labels(f_T, y), (f_T.shape[-2], f_T.shape[-1]))
 
-    def pack(self, labels: Labels) -> dict[str, Tensor]:
-        """One number a pixel: its row of s_T."""
-        if not isinstance(labels, Table):
-            raise FitError(f"{self} at {self.where!r} keeps rows of its own table and was given {type(labels).__name__}")
-        return {"at": narrow(labels.at, len(labels.rows))}
-
-    def unpack(self, packed: dict[str, Tensor]) -> Labels:
-        return Table(self.s_T_, widen(packed["at"]))
+    def label_table(self) -> Float[Tensor, "M K"]:
+        return self.s_T_
 
     def extra_repr(self) -> str:
         return f"K={self.K}, r={self.r}"

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from letkd.distributed.processes import objects_of_all
 from letkd.errors import FitError
-from letkd.supervision.base import Supervision
+from letkd.limits import Bytes, Count, Seed, Share
+from letkd.supervision.fitted import Fitted
 from letkd.supervision.stats import Reservoir
 
 
@@ -60,7 +61,7 @@ def cut_tree(tree: Float[Tensor, "M 4"], purity: Float[Tensor, "n"], threshold: 
     return first.unique(return_inverse=True)[1]
 
 
-class TreeSupervision(Supervision):
+class ClassTree(Fitted):
     """Groups of classes at a layer of the teacher: Ward's tree of the class means, split while the nearest samples agree.
 
     Args:
@@ -82,7 +83,9 @@ class TreeSupervision(Supervision):
     tree_: Tensor
     purity_: Tensor
 
-    def __init__(self, k: int = 20, threshold: float = 0.2, *, memory: int = 2**30, seed: int = 1029, C: int | None = None):
+    def __init__(
+        self, k: Count = 20, threshold: Share = 0.2, *, memory: Bytes = 2**30, seed: Seed = 1029, C: Count | None = None
+    ):
         super().__init__()
         self.k, self.threshold, self.memory, self.seed, self.C = k, float(threshold), memory, seed, C
         self._reservoir: Reservoir | None = None

@@ -1,28 +1,12 @@
 """The places where methods sit, proposed for a model that has no table of its own."""
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from letkd.errors import TapError
-from letkd.taps import Ran, Tap, trace
-
-
-@dataclass(frozen=True)
-class _Map:
-    path: str
-    module: nn.Module
-    shape: tuple[int, ...]
-
-    @property
-    def row(self) -> str:
-        """The container that it is a numbered child of; "" if it is none's."""
-        parent, _, child = self.path.rpartition(".")
-        return parent if child.isdigit() else ""
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        return self.shape[-2:]
+from letkd.taps.outputs import is_backbone
+from letkd.taps.tap import Tap
+from letkd.taps.token_sites import Place, kind_of, last_blocks, places_in, propose_places
+from letkd.taps.trace import Ran, trace
 
 
 def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
@@ -32,15 +16,18 @@ def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
     the last stage, i.e. the first of the siblings that all give maps of that size inside the last container; where its layers
     stand in a row without blocks, as in VGG, the first activation of the row. stage1 … stageN: the last map of each size, N at most
     4, the last ones. pooled: what the last linear layer is given. Only places count whose features depend on the image and reach the
-    logits. A proposal to look at, not a promise: a network whose stages are not containers gets no `intermediate`, one whose
-    classifier is no `nn.Linear` no `pooled`.
+    logits, or whatever else the model returns. A proposal to look at, not a promise: a network whose stages are not containers gets no
+    `intermediate`, one whose classifier is no `nn.Linear` no `pooled`.
+
+    In networks of tokens or with channels last the taps have their layout. penultimate is then the last place whose pixels reach the
+    output; blocks that all have one size, as in a ViT, make four stages of as many blocks.
 
     Examples:
         >>> import torch
         >>> body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
         >>> model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
         >>> find_taps(model, torch.zeros(1, 3, 32, 32))["penultimate"]
-        Tap(path='0', channels=8, stride=2, io='output')
+        Tap(path='0', channels=8, stride=2, io='output', layout='map', prefix=None, grid=None)
     """
     return propose(trace(model, example), example)
 
@@ -66,36 +53,47 @@ def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
     """What `find_taps` proposes, from a trace that was made with `example`."""
     # What runs twice cannot be tapped, so it is not proposed.
     done = sorted((item for item in ran if len(item.shapes) == 1 and item.path and item.live), key=lambda item: item.order)
-    maps = [
-        _Map(item.path, item.module, shape)
-        for item in done
-        for shape in item.shapes
-        # Softmax and dropout give attention between tokens, [b heads n n], which looks like a map.
-        if not isinstance(shape, str) and not isinstance(item.module, nn.Softmax | nn.Dropout)
-        if _is_map(shape, tuple(example.shape))
-    ]
-    name = type(ran[0].module).__name__
-    if not maps:
-        raise TapError(f"{name} gives no map [b d h w] with more than one pixel; name the taps yourself")
+    places = places_in(done, ran[0].module, example)
+    if not places:
+        raise TapError(
+            f"{type(ran[0].module).__name__} gives no map [b d h w], no tokens [b n d] and no channels-last map [b h w d] of more than one "
+            "pixel; name the taps yourself"
+        )
+    if kind_of(places) is not type(None):
+        return _propose_tokens(places, ran, example) | _pooled(ran)
+    maps = [place for place in places if place.layout is None]
     last = maps[-1]
-    _must_be_a_map(name, maps, done)
 
-    def tap(found: _Map) -> Tap:
-        return Tap(found.path, channels=found.shape[1], stride=example.shape[-2] // found.shape[-2])
+    def tap(found: Place) -> Tap:
+        return found.tap(example)
 
-    first = _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size)
+    first = (
+        _first_of_last_stage(maps, last.size) or _first_activation_of_last_row(maps, last.size) or _first_named(maps, last.size)
+    )
     found = {"penultimate": tap(last)} | ({"intermediate": tap(first)} if first else {})
     stages = {f"stage{i}": tap(stage) for i, stage in enumerate(_stages(maps), start=1)}
     return found | stages | _pooled(ran)
 
 
-def _stages(maps: list[_Map], most: int = 4) -> list[_Map]:
+def _propose_tokens(places: list[Place], ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+    model = ran[0].module
+    last, first, stages = propose_places(places, model, example, headless=_is_headless(ran))
+    if last is None:
+        raise TapError(
+            f"no module of {type(model).__name__} gives tokens or a map that reaches its output; name the taps yourself"
+        )
+    found = {"penultimate": last} | ({"intermediate": first} if first else {})
+    found |= {f"stage{i}": stage for i, stage in enumerate(stages, start=1)}
+    return {role: place.tap(example) for role, place in found.items()}
+
+
+def _stages(maps: list[Place], most: int = 4) -> list[Place]:
     """The last map of each size, from the size of the first block on, if there are blocks.
 
     Maps inside a block that gives another size do not count: they lie before its stride.
     """
     blocks = {found.path: found for found in maps if type(found.module).forward is not nn.Sequential.forward}
-    last: dict[tuple[int, ...], _Map] = {}
+    last: dict[tuple[int, ...], Place] = {}
     for found in maps:
         around = [blocks[path] for path in _above(found.path) if path in blocks]
         if all(block.size == found.size for block in around):
@@ -108,7 +106,7 @@ def _stages(maps: list[_Map], most: int = 4) -> list[_Map]:
     return stages[-most:]
 
 
-def _convolutions_in(block: _Map, maps: list[_Map]) -> int:
+def _convolutions_in(block: Place, maps: list[Place]) -> int:
     inside = (found for found in maps if found.path.startswith(f"{block.path}."))
     return sum(isinstance(found.module, nn.Conv2d) for found in inside)
 
@@ -120,7 +118,10 @@ def _above(path: str) -> list[str]:
 
 
 def _pooled(ran: list[Ran]) -> dict[str, Tap]:
-    """The input of the last linear layer, if that gives the logits."""
+    """The input of the last linear layer, if that gives the logits; for a backbone without a classifier its last vector."""
+    if _is_headless(ran):
+        vectors = [item for item in ran if item.path and item.live and [len(shape) for shape in item.shapes] == [2]]
+        return {"pooled": Tap(max(vectors, key=lambda item: item.order).path)} if vectors else {}
     linear = [item for item in ran if isinstance(item.module, nn.Linear) and item.path and item.live and len(item.shapes) == 1]
     if not linear:
         return {}
@@ -131,30 +132,14 @@ def _pooled(ran: list[Ran]) -> dict[str, Tap]:
     return {"pooled": Tap(last.path, io="input")}
 
 
-def _is_map(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
-    """Whether a shape is [b d h w] with several pixels, which lie about as far apart in height as in width."""
-    if len(shape) != 4 or shape[-2] * shape[-1] <= 1:
-        return False
-    down, across = image[-2] / shape[-2], image[-1] / shape[-1]
-    return 0.5 < down / across < 2
+def _is_headless(ran: list[Ran]) -> bool:
+    """Whether the model returns something else than logits [b C]."""
+    return is_backbone(ran[0].module) or [isinstance(shape, str) or len(shape) != 2 for shape in ran[0].shapes] == [True]
 
 
-def _must_be_a_map(name: str, maps: list[_Map], done: list[Ran]) -> None:
-    paths = [item.path for item in done]
-    later = [(item.path, item.shapes[0]) for item in done[paths.index(maps[-1].path) + 1 :]]
-    other = [(path, shape) for path, shape in later if len(shape) > 2 and not isinstance(shape, str) and max(shape[1:-1]) > 1]
-    if len(other) > len(maps):  # fewer are those of a pooling by attention behind a network of maps
-        path, shape = other[-1]
-        how = "in tokens [b n d]" if len(shape) == 3 else "with channels last [b h w d]"
-        raise TapError(
-            f"{name} goes on {how} after its last map ({path!r} gives {list(shape)}), and that is no map [b d h w]; use a method that "
-            "reads logits alone (kd, dkd), or let a module of yours give it as a map and name that"
-        )
-
-
-def _first_of_last_stage(maps: list[_Map], size: tuple[int, ...]) -> _Map | None:
+def _first_of_last_stage(maps: list[Place], size: tuple[int, ...]) -> Place | None:
     paths = {found.path for found in maps}
-    stages: dict[str, list[_Map]] = {}
+    stages: dict[str, list[Place]] = {}
     for found in maps:
         is_block = found.path.rpartition(".")[2].isdigit() and any(other.startswith(f"{found.path}.") for other in paths)
         if is_block and found.size == size:
@@ -172,7 +157,13 @@ def _first_of_last_stage(maps: list[_Map], size: tuple[int, ...]) -> _Map | None
     return outer[-1][0] if outer else None
 
 
-def _first_activation_of_last_row(maps: list[_Map], size: tuple[int, ...]) -> _Map | None:
+def _first_named(maps: list[Place], size: tuple[int, ...]) -> Place | None:
+    """The first of blocks that are named and numbered, as `s4.b1` in RegNet."""
+    blocks = last_blocks(maps, size, strided=True)
+    return blocks[0] if len(blocks) > 1 and "." in blocks[0].path else None
+
+
+def _first_activation_of_last_row(maps: list[Place], size: tuple[int, ...]) -> Place | None:
     here = [found for found in maps if found.size == size and found.row]
     row = [found for found in here if found.row == here[-1].row]
     active = [found for found in row[:-1] if type(found.module).__module__ == nn.ReLU.__module__]

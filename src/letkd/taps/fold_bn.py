@@ -8,7 +8,8 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from letkd.progress import say
-from letkd.taps import Tap, Taps, as_logits, replace_module, run_once
+from letkd.taps.outputs import logits_in
+from letkd.taps.tap import Tap, Taps, replace_module, run_once
 
 
 @torch.no_grad()
@@ -79,5 +80,6 @@ def _agree(one: nn.Module, two: nn.Module, taps: Mapping[str, Tap], example: Ten
     seen = []
     for model in (one, two):
         output, features = run_once(Taps(model, taps), x)
-        seen.append({**features, "logits": as_logits(output, model)})
+        logits = logits_in(output)
+        seen.append(features if logits is None else {**features, "logits": logits})
     return all(bool((f - seen[1][role]).abs().max() <= 1e-3 * f.abs().max().clamp_min(1e-6)) for role, f in seen[0].items())

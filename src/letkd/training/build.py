@@ -33,9 +33,10 @@ from letkd.methods.base import collected
 from letkd.models import create_model
 from letkd.progress import say
 from letkd.recipes.schema import Data, Network, Recipe
-from letkd.taps import Tap, Taps, as_logits, as_taps, is_logits, run_once
+from letkd.taps import Tap, Taps, as_taps, run_once
 from letkd.taps.find import proposed_taps
 from letkd.taps.fold_bn import fold_teacher
+from letkd.taps.outputs import is_backbone, logits_in
 from letkd.training.optim import freeze
 from letkd.training.teachers import build_teacher
 
@@ -141,7 +142,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         _Places.of("student", recipe.student, student, example),
         _Places.of("teacher", recipe.teacher, teacher, seen(example)),
     )
-    if recipe.train.fold_teacher:
+    if layout(recipe)["fold_teacher"]:
         teacher = fold_teacher(teacher, as_taps(teacher, there.taps), seen(example))
     try:
         distiller = Distiller(
@@ -174,7 +175,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
                 )
     if recipe.data.mix != "none":
         distiller.check_mix()  # told before any work, as the next one
-    if recipe.train.cache_views:
+    if recipe.train.cache_views and recipe.train.cache_teacher:
         distiller.lessons()  # a method that no cache serves is told before any work
     return _laid_out(distiller, recipe)
 
@@ -202,8 +203,20 @@ class _Places:
             say(self.line)
 
 
+def layout(recipe: Recipe) -> dict[str, bool]:
+    """`train.channels_last` and `train.fold_teacher`, with `auto` decided for the device at hand.
+
+    On a CPU both are faster (docs/speed.md). On a GPU, channels last is what tensor cores take, so it is on in mixed precision only; a
+    folded teacher has fewer operations everywhere.
+    """
+    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    auto = {"channels_last": on_cpu or recipe.train.precision.endswith("mixed"), "fold_teacher": True}
+    asked = {name: getattr(recipe.train, name) for name in auto}
+    return {name: auto[name] if value == "auto" else value for name, value in asked.items()}
+
+
 def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
-    if recipe.train.channels_last:
+    if layout(recipe)["channels_last"]:
         distiller.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's own stub lacks this form
     return distiller
 
@@ -212,7 +225,8 @@ def count_logits(model: nn.Module, example: Tensor) -> int:
     """How many logits a network gives; `HEAD` if it gives none."""
     like = next(model.parameters(), example)
     output, _ = run_once(Taps(model, {}), example.to(like.device, like.dtype))
-    return as_logits(output, model).shape[1] if is_logits(output) else HEAD
+    logits = None if is_backbone(model) else logits_in(output)
+    return HEAD if logits is None else logits.shape[1]
 
 
 def build_student(table: Network, data: Dataset, num_classes: int | None = None) -> nn.Module:

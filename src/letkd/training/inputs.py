@@ -9,9 +9,9 @@ from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.errors import RunError
 from letkd.files import read_plain, write_whole
-from letkd.models.weights import fingerprint
 from letkd.progress import say
 from letkd.runs.folder import RunFolder
+from letkd.tensors import fingerprint
 
 
 def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:
@@ -30,8 +30,8 @@ def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: 
             return
         if not force:
             raise RunError(
-                f"{run.path} began with other inputs ({', '.join(changed)}); put them back, choose another folder with --out, or "
-                "resume even so with --force"
+                f"{run.path} began with other inputs ({', '.join(changed)}); put them back, choose another folder with `out=`, or "
+                "resume even so with `force=True`"
             )
         say(f"{run.path}: resumes with other inputs than it began with ({', '.join(changed)})")
     write_whole(path, json.dumps(now, indent=1, sort_keys=True).encode())

@@ -105,7 +105,7 @@ def evaluate_network(
             the data set's own.
     """
     if data is None:
-        raise RunError(f"{weights} does not say what it was trained on: name the data set with --data")
+        raise RunError(f"{weights} does not say what it was trained on: name the data set with `data=`")
     facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
     images = _normalised(_load(data, root, size, facts), mean, std)
     network = create_model(model, num_classes=images.num_classes, weights=weights)
@@ -117,13 +117,13 @@ def evaluate_network(
 def _nothing_there(what: Path, student: str | None) -> str:
     name = str(what)
     if name in list_models() or ":" in name:
-        return f"{name} is a network without weights; name them with --weights FILE"
+        return f"{name} is a network without weights; name them with `weights=FILE`"
     if what.is_dir():
         name = RunFolder(what).student.name
         return f"{what} is no finished run: it has no {name}; finish it with the command that started it"
     known = f"; the nearest networks are {nearest(name, list_models())}" if student is None and what.parent == Path() else ""
     state = "is not a plain file" if what.exists() else "does not exist"
-    return f"{what} {state}{known}; name a run folder, the file of a student, or a network with --weights FILE"
+    return f"{what} {state}{known}; name a run folder, the file of a student, or a network with `weights=FILE`"
 
 
 def _load(data: str, root: Path | None, size: Size | None, facts: Facts | None) -> Dataset:
@@ -144,7 +144,7 @@ def _fitted(images: Dataset, network: nn.Module) -> Dataset:
     size = getattr(network, "input_size", None)
     if not isinstance(size, tuple) or len(size) != 3:
         now = _text(images.image_size)
-        say(f"{type(network).__name__} does not say the size of its images: evaluated at {now}; set another with --size")
+        say(f"{type(network).__name__} does not say the size of its images: evaluated at {now}; set another with `size=`")
         return images
     splits = {name: getattr(images, name) for name in ("train", "val", "test")}
     sized = {name: replace(split, size=size[1:]) for name, split in splits.items() if isinstance(split, FileSplit)}
@@ -161,7 +161,7 @@ def _images(path: Path, facts: Facts, data: str | None, root: Path | None, size:
     if data is not None and (recipe is None or data != recipe.data.name):
         return _load(data, root, size, facts)
     if recipe is None:
-        raise RunError(f"{path} lies outside a run folder: name the data set with --data")
+        raise RunError(f"{path} lies outside a run folder: name the data set with `data=`")
     # its own data set, though it is named: split as the run did, so that no image it learnt from counts as held out
     given = {"root": None if root is None else str(root), "size": size}
     table = recipe.data.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -182,7 +182,7 @@ def _normalised(images: Dataset, mean: Channels | None, std: Channels | None) ->
 def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
     part = getattr(images, split)
     if not len(part):
-        raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with --split")
+        raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with `split=`")
     example = torch.zeros(1, 3, *part.image_size)
     C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
     if images.num_classes != C:

@@ -12,7 +12,7 @@ from letkd.distiller.facts import Facts, facts_from
 from letkd.distiller.student import is_student_file, load_student, read_header
 from letkd.distiller.teacher_input import SeenTeacher, TeacherInput
 from letkd.distributed.processes import rank, world
-from letkd.errors import CheckpointError, DataError, RecipeError
+from letkd.errors import DataError, RecipeError
 from letkd.models import create_model
 from letkd.models.extras import facts_of_network
 from letkd.models.pretrained import OWN, facts_of_weights
@@ -20,6 +20,7 @@ from letkd.models.weights import read_state_dict
 from letkd.progress import say
 from letkd.recipes.schema import Recipe, Teacher
 from letkd.runs.evaluation import evaluate
+from letkd.taps.outputs import is_backbone
 
 IMAGENET = 1000  # classes that a network is asked for if nothing says how many it has
 MEASURED = 2000  # images that the teacher's accuracy is measured on
@@ -37,12 +38,18 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
     if table.weights is not None and is_student_file(table.weights):
         model = load_student(table.weights, model=table.model)
     else:
-        model = _created(table, C)
+        model = create_model(table.model, num_classes=C or _count(table), weights=table.weights, headless=True)
     if told is None:
         told = facts_from({"num_classes": max(C, 1), **facts_of_network(model)}, table.model)
     side = (table.size, table.size) if isinstance(table.size, int) else table.size
     size = side or told.size or data.image_size
     order, foreign = _match(classes, data)
+    if is_backbone(model):
+        order = None
+        foreign = (
+            f"{table.model} with the weights {table.weights} has no classifier; give a teacher that has one, or use a method that "
+            "reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+        )
     seen = TeacherInput(
         mean=_three(table.mean or told.mean or data.mean),
         std=_three(table.std or told.std or data.std),
@@ -52,25 +59,16 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
         order=order,
         foreign=foreign,
     )
-    _tell(table, data, seen)
+    _tell(table, data, seen, headless=is_backbone(model))
     return model, seen
 
 
-def _created(table: Teacher, C: int) -> nn.Module:
-    """The network with its weights; without classes to go by (C = 0), with as many as the last matrix of its weights has rows.
-
-    Without a head there is no such matrix; timm builds networks without one for 0 classes.
-    """
-    if C:
-        return create_model(table.model, num_classes=C, weights=table.weights)
-    own = table.weights is None or table.weights == OWN or Path(table.weights).is_dir()
-    matrices = [] if own else [value for value in read_state_dict(table.weights or "").values() if value.ndim == 2]
-    try:
-        return create_model(table.model, num_classes=len(matrices[-1]) if matrices else IMAGENET, weights=table.weights)
-    except CheckpointError:
-        if not table.model.startswith("timm:"):
-            raise
-        return create_model(table.model, num_classes=0, weights=table.weights)
+def _count(table: Teacher) -> int:
+    """How many classes the teacher has if nothing says so: as many as the last matrix of its weights has rows."""
+    if table.weights is None or table.weights == OWN or Path(table.weights).is_dir():
+        return IMAGENET
+    matrices = [value for value in read_state_dict(table.weights).values() if value.ndim == 2]
+    return len(matrices[-1]) if matrices else IMAGENET
 
 
 def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> float | None:
@@ -143,7 +141,7 @@ def _match(classes: tuple[str, ...], data: Dataset) -> tuple[tuple[int, ...] | N
     )
 
 
-def _tell(table: Teacher, data: Dataset, seen: TeacherInput) -> None:
+def _tell(table: Teacher, data: Dataset, seen: TeacherInput, *, headless: bool) -> None:
     found = seen.differences()
     parts = []
     if "mean" in found:
@@ -154,7 +152,7 @@ def _tell(table: Teacher, data: Dataset, seen: TeacherInput) -> None:
         parts.append(f"images of {_size(found['size'])} instead of {_size(data.image_size)}")
     if "order" in found:
         parts.append("its classes in another order, matched by name")
-    if seen.foreign:
+    if seen.foreign and not headless:
         parts.append(f"classes of its own (its logits are not used: {_some(data.classes)} in the data)")
     if parts:
         say(f"teacher {table.model}: gets {'; '.join(parts)}")

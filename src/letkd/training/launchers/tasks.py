@@ -62,7 +62,7 @@ class TrainTask:
 
     Args:
         supervision: folder of fitted supervisions and of the teacher's cache, shared between runs.
-        save_minutes, force: as for `train`.
+        save_minutes, force, log: as for `train`.
     """
 
     recipe: Recipe
@@ -70,6 +70,7 @@ class TrainTask:
     supervision: Path | None = None
     save_minutes: float = 15.0
     force: bool = False
+    log: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -78,7 +79,8 @@ class TrainTask:
     def __call__(self) -> None:
         from letkd.training.loop import train
 
-        train(self.recipe, self.folder, supervision=self.supervision, save_minutes=self.save_minutes, force=self.force)
+        how = {"save_minutes": self.save_minutes, "force": self.force, "log": self.log}
+        train(self.recipe, self.folder, supervision=self.supervision, **how)
 
 
 @dataclass(frozen=True)

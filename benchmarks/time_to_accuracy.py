@@ -1,0 +1,209 @@
+"""Processor time until a student first reaches an accuracy: the field's usual recipe against `--preset fast` with the cache.
+
+    python benchmarks/time_to_accuracy.py --root DATA --teacher-weights resnet56.safetensors [--method kd] [--student resnet20]
+        [--epochs 30] [--fast-epochs 12] [--target ACCURACY] [--ways usual,fast] [--fraction 1.0] [--batch 64]
+
+The usual recipe: images one by one through PIL, the teacher run at every step, single precision, NCHW, a learning rate that falls by
+ten after 5/8, 6/8 and 7/8 of the epochs, KD layers and losses as the paper writes them. The other ways add one part each, so that the
+table says which part gave what:
+
+    usual     as above
+    batched   + images cut and flipped as batches of tensors
+    fused     + KD layers and losses over chunks of pixels
+    layout    + channels last, a folded teacher
+    cached    + the teacher run once on each of ten views of the images
+    fast      + the preset `fast`: few epochs, a rate that falls linearly to zero
+
+All ways train in one program, an epoch each in turn. Time is the processor's, of all threads, for training, offline parts and cache,
+not for evaluation. The target is the best validation accuracy of the usual recipe unless `--target` names another. Needs the
+official files of CIFAR-10 and the weights of the teacher; without them it says so and ends.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from PIL import Image, ImageOps
+
+from letkd.batch import Batch
+from letkd.cli.memory import keep_large_blocks
+from letkd.data import Loader, Split
+from letkd.data.base import Dataset
+from letkd.distiller.cache import TeacherCache
+from letkd.errors import LetkdError
+from letkd.progress import set_quiet
+from letkd.recipes import Recipe, resolve
+from letkd.recipes.schedule import lr_factor
+from letkd.runs.evaluation import evaluate
+from letkd.training.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.training.steps import Steps
+from timing import show
+
+VIEWS = 10
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # as the teacher was trained
+
+
+@dataclass(frozen=True)
+class Way:
+    """Which parts a way has."""
+
+    batched: bool = False
+    fused: bool = False
+    layout: bool = False
+    cached: bool = False
+    fast: bool = False
+
+
+WAYS = {
+    "usual": Way(),
+    "batched": Way(batched=True),
+    "fused": Way(batched=True, fused=True),
+    "layout": Way(batched=True, fused=True, layout=True),
+    "cached": Way(batched=True, fused=True, layout=True, cached=True),
+    "fast": Way(batched=True, fused=True, layout=True, cached=True, fast=True),
+}
+
+
+class ByPIL:
+    """A training set image by image, as a data set's `__getitem__` reads it: zero padding of 4, crop, flip, normalisation."""
+
+    def __init__(self, data: Dataset, batch: int, seed: int):
+        if not isinstance(data.train, Split):
+            raise TypeError("PIL reads images that are in memory")
+        self.pictures = list(data.train.images.permute(0, 2, 3, 1).contiguous().numpy())
+        self.labels, self.batch, self.random = data.train.labels, batch, random.Random(seed)
+        self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (data.mean, data.std))
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = self.random.sample(range(len(self.pictures)), len(self.pictures))
+        for k in range(len(order) // self.batch):
+            index = torch.tensor(order[k * self.batch : (k + 1) * self.batch])
+            yield Batch(torch.stack([self._image(i) for i in index.tolist()]), self.labels[index], index)
+
+    def _image(self, i: int) -> torch.Tensor:
+        picture = Image.fromarray(np.pad(self.pictures[i], ((4, 4), (4, 4), (0, 0))))
+        left, top = self.random.randint(0, 8), self.random.randint(0, 8)
+        picture = picture.crop((left, top, left + 32, top + 32))
+        picture = ImageOps.mirror(picture) if self.random.random() < 0.5 else picture
+        return (torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div_(255) - self.mean) / self.std
+
+
+def recipe_of(way: Way, args: argparse.Namespace) -> Recipe:
+    epochs = args.fast_epochs if way.fast else args.epochs
+    settings = [
+        f"data.root={str(args.root)!r}",
+        "data.name='cifar10'",
+        f"data.mean={MEAN}",
+        f"data.std={STD}",
+        "data.padding='zero'",
+        "data.val=0.1",
+    ]
+    settings += [f"data.fraction={args.fraction}", f"data.batch_size={args.batch}", f"train.epochs={epochs}"]
+    settings += [
+        "teacher.model='resnet56_a'",
+        f"teacher.weights={str(args.teacher_weights)!r}",
+        f"student.model={args.student!r}",
+    ]
+    settings += [f"train.fused={str(way.fused).lower()}", f"train.channels_last={str(way.layout).lower()}"]
+    settings += [f"train.fold_teacher={str(way.layout).lower()}", f"train.seed={args.seed}"]
+    if way.cached:
+        settings.append(f"train.cache_views={VIEWS}")
+    if args.method.startswith(("letkd", "quest")) and args.K:
+        settings.append(f"methods.{'quest' if args.method == 'quest' else 'letkd'}.sites.penultimate.supervision.K={args.K}")
+    return resolve("cifar100/rn56-rn20", method=args.method, preset="fast" if way.fast else None, settings=settings)
+
+
+def epochs_of(way: Way, args: argparse.Namespace, shared: Path) -> Iterator[tuple[float, float]]:
+    """After every epoch: processor time so far, and validation accuracy in per cent."""
+    began = time.process_time()
+    recipe = recipe_of(way, args)
+    data = read_data(recipe)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.seed_everything(args.seed, verbose=False)
+    distiller = build_distiller(recipe, data)
+    fit(distiller, recipe, data, shared)
+    steps = Steps(fabric, distiller, recipe)
+    loader = train_loader(recipe, data)
+    batches: Loader | ByPIL = loader if way.batched else ByPIL(data, args.batch, args.seed)
+    if way.cached:
+        distiller.cache = TeacherCache(distiller, loader, shared / "views")
+    used, of = time.process_time() - began, len(loader)
+    for epoch in range(1, recipe.train.epochs + 1):
+        began = time.process_time()
+        steps.model.train()
+        loader.set_epoch(epoch)
+        if distiller.cache is not None:
+            distiller.cache.prepare(loader.view(epoch) or 0, lambda: None)
+        for k, batch in enumerate(batches):
+            steps.take(replace(batch, epoch=epoch), lr_factor((epoch - 1) * of + k, recipe, of), done=k, of=of)
+            distiller.checks = False
+        used += time.process_time() - began
+        yield used, evaluate(distiller.student, eval_loader(recipe, data, data.val)).top1
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--root", type=Path, required=True)
+    made.add_argument("--teacher-weights", type=Path, required=True)
+    made.add_argument("--method", default="kd")
+    made.add_argument("--student", default="resnet20")
+    made.add_argument("--epochs", type=int, default=30, help="of all ways but `fast`")
+    made.add_argument("--fast-epochs", type=int, default=12)
+    made.add_argument("--target", type=float, help="validation accuracy in per cent")
+    made.add_argument("--ways", default=",".join(WAYS))
+    made.add_argument("--fraction", type=float, default=1.0, help="share of the training images")
+    made.add_argument("--batch", type=int, default=64)
+    made.add_argument("--K", type=int, default=512, help="of letKD and QUEST at the penultimate layer")
+    made.add_argument("--seed", type=int, default=0)
+    args = made.parse_args()
+    keep_large_blocks()
+    set_quiet(True)
+    if not args.teacher_weights.is_file():
+        print(f"skipped: there is no file {args.teacher_weights} with the teacher's weights")
+        return
+    try:
+        read_data(recipe_of(Way(), args))
+    except LetkdError as error:
+        print(f"skipped: CIFAR-10 could not be read ({error})")
+        return
+    names = args.ways.split(",")
+    curves: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        running = {
+            name: epochs_of(WAYS[name], args, Path(folder) / name) for name in names
+        }  # each pays for its own offline parts
+        while running:
+            for name in list(running):
+                point = next(running[name], None)
+                if point is None:
+                    del running[name]
+                    continue
+                curves[name].append(point)
+                print(f"{name} epoch {len(curves[name])}: {point[1]:.2f} % after {point[0]:.0f} s of CPU", flush=True)
+    first = names[0]
+    target = args.target if args.target is not None else max(accuracy for _, accuracy in curves[first])
+    reached = {name: next((used for used, accuracy in curve if accuracy >= target), None) for name, curve in curves.items()}
+    base = reached[first]
+    rows = []
+    for name, curve in curves.items():
+        used = reached[name]
+        ratio = "–" if used is None or base is None else f"{used / base:.2f}"
+        best = max(accuracy for _, accuracy in curve)
+        rows.append([name, f"{curve[-1][0] / len(curve):.1f}", f"{best:.2f}", "–" if used is None else f"{used:.0f}", ratio])
+    threads = torch.get_num_threads()
+    show(
+        f"{args.method}, resnet56_a → {args.student}, CIFAR-10, target {target:.2f} % on validation; CPU time, {threads} thread(s)",
+        ["way", "s per epoch", "best, %", "s to the target", f"/ {first}"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What the library says of arguments, in the words of the command line."""
+
+import logging
+import re
+
+from letkd.progress import set_quiet, to_screen
+
+ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]*)`")  # `out=FOLDER`
+KEY = re.compile(r"`((?:[a-z_]+\.)+[\w\"/-]+=[^`]*)`")  # `optim.lr=0.01`
+
+
+def in_flags(text: str) -> str:
+    """Arguments in a message as options: ``"name it with `root=FOLDER`"`` becomes ``"name it with --root FOLDER"``.
+
+    Examples:
+        >>> in_flags("leave `size=` out, or add `force=True`, or use `optim.clip=5`")
+        'leave --size out, or add --force, or use --set optim.clip=5'
+    """
+    text = ARGUMENT.sub(lambda found: _option(found[1], found[2]), text)
+    return KEY.sub(lambda found: f"--set {found[1]}", text)
+
+
+OTHER_NAMES = {"model": "student"}  # arguments whose option is named otherwise
+
+
+def _option(name: str, value: str) -> str:
+    flag = f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"
+    return flag if value in ("", "True") else f"{flag} {value}"
+
+
+class _InFlags(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = in_flags(record.getMessage()), None
+        return True
+
+
+_in_flags = _InFlags()
+
+
+def show_messages() -> None:
+    """Show what the library logs, and progress bars."""
+    to_screen.addFilter(_in_flags)
+    set_quiet(False)

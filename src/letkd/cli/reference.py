@@ -1,0 +1,69 @@
+"""The page docs/commands.md: every command and option, from the command line itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+HEAD = """# Commands
+
+Made from the command line by `python -m letkd.cli.reference > docs/commands.md`; do not edit by hand. `letkd COMMAND --help` prints
+the same.
+
+Exit codes: 0 done; 2 wrong input, one sentence says what; 75 stopped, the same command resumes; 130 stopped at once; 1 unexpected error.
+"""
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every command below and with it, by what is typed."""
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from commands(inner, f"{path} {name}")
+    else:
+        yield path, command
+
+
+def as_markdown() -> str:
+    """The whole page."""
+    from letkd.cli.main import app
+
+    text = HEAD
+    for path, command in commands(typer.main.get_command(app), "letkd"):
+        arguments = [item for item in command.params if item.param_type_name == "argument"]
+        options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
+        usage = " ".join([path, *map(_place, arguments), *(["[OPTIONS]"] if options else [])])
+        paragraphs = (command.help or "").strip().split("\n\n")
+        text += f"\n## {path}\n\n```text\n{usage}\n```\n\n" + "\n\n".join(" ".join(one.split()) for one in paragraphs) + "\n"
+        rows = [(f"`{_name(item)}`", item) for item in arguments] + [(_option(item), item) for item in options]
+        if rows:
+            text += "\n| | |\n| --- | --- |\n"
+        for name, item in rows:
+            described = " ".join((getattr(item, "help", None) or "").split()) + _default(item)
+            text += f"| {name} | {described.replace('|', chr(92) + '|')} |\n"
+    return text
+
+
+def _name(item: Any) -> str:
+    return str(item.metavar or item.name).upper().replace("_", "-")
+
+
+def _place(item: Any) -> str:
+    """An argument as a usage line shows it."""
+    name = _name(item) + ("..." if item.nargs == -1 else "")
+    return name if item.required else f"[{name}]"
+
+
+def _option(item: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in [*item.opts, *item.secondary_opts])
+    return names if item.is_flag else f"{names} `{_name(item)}`"
+
+
+def _default(item: Any) -> str:
+    value = item.default
+    if item.param_type_name != "option" or value is None or callable(value) or isinstance(value, bool) or value == ():
+        return ""
+    return f" Default: `{value}`."
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

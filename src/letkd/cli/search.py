@@ -1,0 +1,119 @@
+"""`letkd search`: which values are best on the validation split."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from letkd.cli import options as o
+
+if TYPE_CHECKING:
+    from letkd.recipes import Recipe
+
+
+def search(
+    cell: o.Cell = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=RANGE",
+            help="What may vary: optim.lr=log:0.01..0.3, KEY=LOW..HIGH (whole numbers if written so) or KEY=A|B|C.",
+            show_default=False,
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials in all, over all processes.")] = 40,
+    final_trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds of the winner on the test split.")] = 3,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|FILE",
+            help="Where the study lives: postgresql://…, mysql://…, sqlite:///FILE, or a journal file.",
+            show_default="<out>/study.journal",
+        ),
+    ] = None,
+    study: Annotated[str | None, typer.Option(help="The study's name there.", show_default="the name of --out")] = None,
+    sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are proposed.")] = "tpe",
+    pruner: Annotated[Literal["halving", "none"], typer.Option(help="How trials are ended early.")] = "halving",
+    search_seed: Annotated[int, typer.Option(min=0, help="Seed of the proposals.")] = 0,
+    jobs: o.Jobs = 1,
+    launcher: o.LauncherSpec = None,
+    cache: o.Cache = False,
+    log: o.Log = None,
+    method: o.Method = None,
+    data: o.Data = None,
+    root: o.Root = None,
+    teacher: o.Teacher = None,
+    teacher_weights: o.TeacherWeights = None,
+    teacher_tap: o.TeacherTap = None,
+    student: o.Student = None,
+    student_tap: o.StudentTap = None,
+    student_weights: o.StudentWeights = None,
+    trust: o.Trust = False,
+    preset: o.Preset = None,
+    settings: o.Settings = None,
+    quick: o.Quick = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search.", show_default="runs/search-<cell>")] = None,
+) -> None:
+    """Search a recipe's best values on the validation split, then report the winner on the test split.
+
+    Any number of processes may run the same command on one folder: they share the trials. Run it again to resume.
+    """
+    from letkd.search.space import parse_ranges
+    from letkd.search.storage import need_optuna
+    from letkd.search.study import Search, finish, run_search
+    from letkd.training.trackers import parse_trackers
+
+    ranges = parse_ranges(over or [])
+    need_optuna()
+    make = partial(
+        recipe_for,
+        cell,
+        settings,
+        method=method,
+        data=data,
+        root=root,
+        teacher=teacher,
+        teacher_weights=teacher_weights,
+        teacher_tap=teacher_tap,
+        student=student,
+        student_tap=student_tap,
+        preset=preset,
+        student_weights=student_weights,
+        trust=trust,
+        quick=quick,
+        **{"train.cache_views": o.CACHE_VIEWS if cache else None},
+    )
+    recipe = make([], tell=True)
+    default = o.run_folder(None, cell, recipe, quick=quick)
+    folder = out or default.with_name(f"search-{default.name}")
+    given = Search(
+        make,
+        ranges,
+        trials,
+        folder,
+        storage or str(folder / "study.journal"),
+        study or folder.name,
+        search_seed,
+        sampler,
+        pruner,
+        log=parse_trackers(log),
+    )
+    tasks = o.launcher(launcher, jobs, folder)
+    given.check()
+    run_search(given, tasks)
+    winner = finish(given, final_trials, tasks)
+
+    from letkd.progress import show
+    from letkd.report.tables import as_rich
+    from letkd.runs.results import Row
+
+    values = ", ".join(f"{key} = {value}" for key, value in winner.record.params.items())
+    title = f"best of {trials} trials: {values} ({winner.record.value:.2f} % on validation)"
+    show(as_rich([Row(winner.recipe.title or "own recipe", winner.results)], title))
+    print(f"recipe: {folder / 'best.toml'}\ntrials: {folder / 'table.md'}\nreport: letkd report {folder}")
+
+
+def recipe_for(cell: str | None, settings: list[str] | None, more: list[str], *, tell: bool = False, **given: Any) -> "Recipe":
+    """The recipe of a command line with more settings behind the user's own."""
+    return o.recipe_from(cell, settings=[*(settings or []), *more], tell=tell, **given)

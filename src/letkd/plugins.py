@@ -1,0 +1,97 @@
+"""What other installed packages bring, named by entry points in their metadata.
+
+    [project.entry-points."letkd.methods"]
+    regress = "my_package.regress:Regress"
+
+The groups are `letkd.methods`, `letkd.supervisions`, `letkd.models`, `letkd.data` and `letkd.recipes`. An installed package is trusted: its
+code runs when a name of its group is first looked up.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from letkd.errors import LetkdError
+from letkd.progress import say
+
+
+def plugins(group: str) -> list[EntryPoint]:
+    """The entry points of a group, in the order of their names; nothing is imported."""
+    return sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name)
+
+
+Item = TypeVar("Item")
+
+
+class Registry(Mapping[str, Item]):
+    """Items by name: those that are added, and those of plugins, which are imported when the registry is first read.
+
+    Args:
+        group: of the entry points, without `letkd.`.
+        what: an item in words, for messages.
+        check: raises `LetkdError` if a plugin's item is not one, given its name and the item.
+    """
+
+    def __init__(self, group: str, what: str, check: Callable[[str, Any], None] = lambda name, item: None):
+        self.group, self.what, self._check = group, what, check
+        self._items: dict[str, Item] = {}
+        self._loaded = False
+
+    def add(self, name: str, item: Item) -> None:
+        """Add an item; a name that another one has is refused."""
+        if self._items.get(name, item) is not item:
+            module = getattr(self._items[name], "__module__", "another package")
+            raise LetkdError(f"{self.what} {name!r} is registered already, by {module}; choose another name")
+        self._items[name] = item
+
+    def remove(self, name: str) -> Item:
+        """Forget an item, and return it."""
+        return self._items.pop(name)
+
+    def _all(self) -> dict[str, Item]:
+        if not self._loaded:
+            self._loaded = True  # first, because a plugin may look something up while it is imported
+            for entry in plugins(self.group):
+                self._load(entry)
+        return self._items
+
+    def _load(self, entry: EntryPoint) -> None:
+        """A plugin that fails is left out, and a line says why."""
+        try:
+            item = entry.load()
+            self._check(entry.name, item)
+            self.add(entry.name, item)
+        except LetkdError as error:
+            _left_out(entry, str(error))
+        except Exception as error:  # another package's code may fail in any way
+            _left_out(entry, f"{type(error).__name__}: {error}")
+
+    def __getitem__(self, name: str) -> Item:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+def plugin_recipes() -> dict[str, Path]:
+    """Recipe files by row, from the packages that the group `letkd.recipes` names: every `NAME.toml` in such a package is a row."""
+    from importlib.util import find_spec
+
+    found: dict[str, Path] = {}
+    for entry in plugins("recipes"):
+        spec = find_spec(entry.value)
+        folders = (spec.submodule_search_locations or []) if spec else []
+        if not folders:
+            _left_out(entry, f"{entry.value} is not an installed package")
+        for folder in folders:
+            found |= {path.stem: path for path in sorted(Path(folder).glob("*.toml"))}
+    return found
+
+
+def _left_out(entry: EntryPoint, why: str) -> None:
+    package = entry.dist.name if entry.dist else "an unknown package"
+    say(f"the plugin {entry.name!r} of {package} ({entry.group}) was left out: {why}")

@@ -1,0 +1,1 @@
+"""Search: which values of a recipe are best on the validation split, by Optuna (`pip install letkd[search]`)."""

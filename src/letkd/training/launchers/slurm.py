@@ -1,0 +1,142 @@
+"""Tasks as SLURM jobs, by submitit (`pip install letkd[slurm]`)."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from letkd.errors import LetkdError, Stopped
+from letkd.optional import need
+from letkd.progress import say
+from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.training.stop import STOPPED, immediate_stop, polite_stop
+
+POLL = 0.5  # seconds; submitit asks SLURM itself less often
+PATIENCE = 60.0  # seconds for jobs to write their checkpoints when all of them are stopped
+REQUEUES = 1000  # at their time limit; a run resumes each time
+
+
+class Slurm:
+    """Each task a job. At its time limit a job writes its checkpoint and is requeued; results are gathered as they come.
+
+    Args:
+        folder: for submitit's files and the jobs' output; on storage that all machines share.
+        jobs: at most so many submitted at a time; all of them if 0.
+        minutes: time limit of a job.
+        cluster: `local` runs the jobs on this machine, to try things out without SLURM.
+        gpus, cpus, mem: of a job; memory in GB.
+        partition, account, qos: as `sbatch` has them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        jobs: int = 0,
+        minutes: int = 1440,
+        cluster: Literal["slurm", "local"] = "slurm",
+        gpus: int | None = None,
+        cpus: int | None = None,
+        mem: int | None = None,
+        partition: str | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+    ):
+        self._submitit = need("submitit", "slurm", "--launcher slurm")
+        if cluster == "slurm" and shutil.which("srun") is None:
+            raise LetkdError(
+                "--launcher slurm: SLURM is not installed here (there is no srun); run this on a login node of the cluster, or try it "
+                "out with --launcher slurm:cluster=local"
+            )
+        self.folder, self.jobs, self.cluster = folder, jobs, cluster
+        self._settings = {
+            "timeout_min": minutes,
+            "gpus_per_node": gpus,
+            "cpus_per_task": cpus,
+            "mem_gb": mem,
+            "slurm_partition": partition,
+            "slurm_account": account,
+            "slurm_qos": qos,
+        }
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Outcome]]:
+        limits = {"slurm_max_num_timeout": REQUEUES, "local_max_num_timeout": REQUEUES}
+        executor = self._submitit.AutoExecutor(self.folder, cluster=self.cluster, **limits)
+        executor.update_parameters(name="letkd", **self._settings)
+        waiting, left = list(range(len(tasks))), dict.fromkeys(range(len(tasks)), RETRIES)
+        at_work: dict[int, Any] = {}
+        with polite_stop() as wish:
+            try:
+                while waiting or at_work:
+                    while waiting and not (self.jobs and len(at_work) >= self.jobs):
+                        k = waiting.pop(0)
+                        at_work[k] = executor.submit(_Job(tasks[k], os.getcwd()))
+                    if wish.asked:
+                        raise Stopped(STOPPED)
+                    for k in [k for k, job in at_work.items() if job.done()]:
+                        outcome = _outcome(at_work.pop(k))
+                        if outcome.state in ("stopped", "killed") and left[k]:
+                            left[k] -= 1
+                            waiting.append(k)
+                            say(f"{tasks[k].label}: {outcome.sentence}; submitted again")
+                            continue
+                        said = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
+                        say(f"{tasks[k].label}: {said}; {len(at_work) + len(waiting)} to go")
+                        yield k, outcome
+                    time.sleep(POLL)
+            finally:
+                self._end(list(at_work.values()))
+
+    def _end(self, jobs: list[Any]) -> None:
+        """Ask jobs to stop, and wait until they have written their checkpoints."""
+        for job in jobs:
+            if self.cluster == "local":
+                os.kill(int(job.job_id), signal.SIGTERM)  # passed on to the run; cancel() would leave it a second
+            else:
+                job.cancel()
+        until = time.monotonic() + PATIENCE
+        while jobs and time.monotonic() < until:
+            jobs = [job for job in jobs if not job.done()]
+            time.sleep(POLL)
+
+
+def _outcome(job: Any) -> Outcome:
+    try:
+        return job.result()
+    except Exception as error:  # submitit's, and whatever reading a result that was cut off gives
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return Outcome("killed", f"job {job.job_id} gave no result ({lines[0]:.200})")
+
+
+class _Job:
+    """A task inside a SLURM job. At the time limit SLURM sends a signal ahead, and submitit would requeue at once: the run first
+    writes its checkpoint, as after SIGTERM, and submitit's handler is called then."""
+
+    def __init__(self, task: Task, folder: str):
+        self.task, self.folder = task, folder
+
+    def __call__(self) -> Outcome:
+        os.chdir(self.folder)
+        number = getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
+        requeue: Callable[[int, None], object] = signal.getsignal(number)  # pyright: ignore[reportAssignmentType]
+        asked = False
+
+        def ask(*_: object) -> None:
+            nonlocal asked
+            asked = True
+            signal.raise_signal(signal.SIGTERM)
+
+        signal.signal(number, ask)
+        with immediate_stop():
+            outcome = attempt(self.task)
+        signal.signal(number, requeue)  # pyright: ignore[reportArgumentType]
+        if asked and outcome.state == "stopped" and callable(requeue):
+            requeue(number, None)  # ends this process
+        return outcome
+
+    def checkpoint(self) -> Any:
+        """What submitit runs when the job starts again: the same, which resumes."""
+        return need("submitit", "slurm", "--launcher slurm").helpers.DelayedSubmission(self)

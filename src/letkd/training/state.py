@@ -1,0 +1,67 @@
+"""Where a run stands, and its checkpoints."""
+
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from letkd.distributed.processes import objects_of_all
+from letkd.errors import CheckpointError
+from letkd.runs.checkpoint import load_checkpoint, save_checkpoint
+from letkd.training.steps import Steps
+
+
+@dataclass
+class State:
+    """Where a run stands: `step` steps of `epoch` are done, `sums` over them; everything else is in tensors."""
+
+    epoch: int = 1
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    best_val: float | None = None
+    best_val_epoch: int | None = None
+    seconds: float = 0.0
+    teacher_top1: float | None = None
+    precision: dict[str, Any] = field(default_factory=dict)
+    updates: int = 0
+
+
+def save_state(folder: Path, state: State, steps: Steps) -> None:
+    """Write a checkpoint; all processes must call it."""
+    state.updates, state.precision = steps.updates, steps.fabric.strategy.precision.state_dict()
+    held = {**asdict(state), "sums": objects_of_all(state.sums)}
+    with nullcontext() if steps.average is None else steps.average.in_place(False):
+        average = None if steps.average is None else steps.average.values
+        save_checkpoint(folder, steps.distiller, steps.optimizer, held, average)
+
+
+def restore_state(folder: Path, steps: Steps) -> State:
+    """The state of the last checkpoint, everything in place again; a new one if there is none."""
+    fabric = steps.fabric
+    average = None if steps.average is None else steps.average.values
+    held = load_checkpoint(folder, steps.distiller, steps.optimizer, average)
+    if held is None:
+        if fabric.global_rank:  # the networks are the same everywhere; what methods draw from here on is not
+            torch.manual_seed(steps.recipe.train.seed + (fabric.global_rank << 32))
+        return State()
+    sums = held.pop("sums")
+    if len(sums) != fabric.world_size:  # another number of processes than before: the first takes over what all of them counted
+        sums = [added(sums)] + [{}] * fabric.world_size
+    try:
+        state = State(**held, sums=sums[fabric.global_rank])
+        fabric.strategy.precision.load_state_dict(state.precision)
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        raise CheckpointError(f"{folder} holds a state of another letkd ({error}); choose another folder") from None
+    steps.updates = state.updates
+    return state
+
+
+def added(tables: list[dict[str, float]]) -> dict[str, float]:
+    """Sums of tables, name by name."""
+    sums: dict[str, float] = {}
+    for table in tables:
+        for name, value in table.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
