@@ -15,7 +15,8 @@ from letkd.layer import KDLayer
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.training.build import build_distiller, fit, read_data
-from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, stopped_after, teacher  # noqa: F401 - a fixture
+from tests.conftest import stop_after
+from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, teacher  # noqa: F401 - a fixture
 
 BOTH = ("data.unlabelled=rest", "data.unlabelled_share=0.7")
 
@@ -55,13 +56,11 @@ ROLES = {"letkd-1": ["penultimate"], "letkd-2": ["intermediate", "penultimate"]}
 
 
 @pytest.mark.parametrize("cached", [(), ("train.cache_views=2",)])
-def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached, teacher, tmp_path, monkeypatch):  # noqa: F811
+def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached, teacher, tmp_path):  # noqa: F811
     recipe = recipe_for("letkd-2", teacher, *BOTH, *cached)
     loop.train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stopped_after(4, patch)
-        with pytest.raises(Stopped):
-            loop.train(recipe, tmp_path / "stopped")
+    with pytest.raises(Stopped):
+        loop.train(recipe, tmp_path / "stopped", on_step=stop_after(4))
     loop.train(recipe, tmp_path / "stopped")
     same_end(tmp_path / "whole", tmp_path / "stopped")
 
@@ -129,13 +128,11 @@ def test_from_images_alone_to_a_classifier(letkd, teacher, pictures, tmp_path): 
     torch.testing.assert_close(fine.state_dict()["conv1.weight"], before["conv1.weight"], rtol=1e-3, atol=1e-3)
 
 
-def test_a_stopped_run_of_images_alone_ends_with_the_same_bits(teacher, pictures, tmp_path, monkeypatch):  # noqa: F811
+def test_a_stopped_run_of_images_alone_ends_with_the_same_bits(teacher, pictures, tmp_path):  # noqa: F811
     recipe = images_alone("letkd-1", teacher, pictures)
     whole = loop.train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stopped_after(3, patch)
-        with pytest.raises(Stopped):
-            loop.train(recipe, tmp_path / "stopped")
+    with pytest.raises(Stopped):
+        loop.train(recipe, tmp_path / "stopped", on_step=stop_after(3))
     assert loop.train(recipe, tmp_path / "stopped").held_out == whole.held_out
     assert (tmp_path / "whole/student.safetensors").read_bytes() == (tmp_path / "stopped/student.safetensors").read_bytes()
     assert loop.train(recipe, tmp_path / "stopped").held_out == whole.held_out  # finished already

@@ -173,6 +173,7 @@ class Loader:
     ) -> Iterator[Batch]:
         augment = second or self.augment
         asked: deque[Planned] = deque()  # a split may look at requests ahead
+        known = None if self._partly else True
 
         def noted() -> Iterator[Request]:
             for planned in requests:
@@ -184,10 +185,12 @@ class Loader:
             x = augment.normalised(normalise(images, self.mean, self.std), *draws)
             y = self.split.labels[index]
             if self.mix is None or mixing is None:
-                yield Batch(x, y, index, epoch, view, labelled_per_process=labelled)
+                yield Batch(x, y, index, epoch, view, labelled_per_process=labelled, all_labelled=known)
             else:
                 x, lam = self.mix(x[1:], x[:-1], *mixing)
-                yield Batch(x, y[1:], index[1:], epoch, view, y2=y[:-1], lam=lam, labelled_per_process=labelled)
+                yield Batch(
+                    x, y[1:], index[1:], epoch, view, y2=y[:-1], lam=lam, labelled_per_process=labelled, all_labelled=known
+                )
 
     def _with_second(self, batches: Iterable[Batch], second: Augment, epoch: int, start: int) -> Iterator[Batch]:
         others = self._batches(self._requests(epoch, start, second), epoch, None, second)

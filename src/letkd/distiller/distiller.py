@@ -3,7 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from letkd.batch import UNLABELLED, Batch, channels_of, check_labels, example_for
 from letkd.distiller.finite import all_finite, where_non_finite
 from letkd.distiller.offline import fit_parts
+from letkd.distiller.step import Step
 from letkd.distiller.task import Criterion, Task, class_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
 from letkd.distributed.processes import objects_of_all, rank
@@ -30,18 +31,6 @@ if TYPE_CHECKING:
     from letkd.distiller.cache import TeacherCache
 
 __all__ = ["Batch", "Distiller", "Step"]
-
-
-@dataclass
-class Step:
-    """What one forward gives: the weighted loss, the unweighted terms by name, the student's logits (with a task, its output), and
-    whether the loss and the teacher's features are finite.
-    """
-
-    loss: Tensor
-    terms: dict[str, Tensor]
-    logits: Tensor
-    finite: Tensor
 
 
 class Distiller(nn.Module):

@@ -203,8 +203,8 @@ class Train(_Table):
 class Probe(_Table):
     """Labelled images that the student's features are tried on after training."""
 
-    name: str
-    root: str | None = None
+    name: str = Field(description="the data set of these images")
+    root: str | None = Field(default=None, description="folder of its files")
 
 
 class Phase(_Table):

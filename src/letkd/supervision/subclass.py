@@ -1,6 +1,6 @@
 """Sub-class decisions: what the teacher can and cannot tell apart at an intermediate layer (section 4.2.2, Alg. 2)."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -74,7 +74,7 @@ class SubclassSupervision(Supervision):
         memory: Bytes = 2**28,
         iterations: Count = 20,
         seed: Seed = 0,
-        unlabelled: Literal["teacher", "skip"] = "teacher",
+        unlabelled: str = "teacher",
         C: Count | None = None,
     ):
         super().__init__()
