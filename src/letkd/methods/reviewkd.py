@@ -94,8 +94,7 @@ class ReviewKD(Method):
         stages = paired_stages(student, teacher)
         before = [f"{role}.preact" for role in stages]
         shapes = [(student.map_shape(s)[0], *teacher.map_shape(t)) for s, t in zip(stages, before, strict=True)]
-        d = student.width("pooled")
-        shapes.append((d, teacher.width("pooled"), 1, 1))
+        shapes.append((d := student.width("pooled"), teacher.width("pooled"), 1, 1))
         self.fusions = nn.ModuleList(
             Fusion(d_S, d_T, min(self.mid, d), (h, w), last=k == len(stages)) for k, (d_S, d_T, h, w) in enumerate(shapes)
         )

@@ -108,8 +108,7 @@ class SimKD(Method):
 
 def _classifier(side: Side, d: int) -> nn.Linear:
     side.shape("pooled")
-    path = side.taps["pooled"].path
-    module, sizes = find_module(side.model, path), ""
+    module, sizes = find_module(side.model, path := side.taps["pooled"].path), ""
     if isinstance(module, nn.Linear):
         if type(module) in (nn.Linear, FrozenLinear) and (module.in_features, module.out_features) == (d, side.num_classes):
             return module
