@@ -81,7 +81,7 @@ def test_the_figures_follow_from_the_code():
         f"{4 * K[1] ** 2 / 1e6:.0f} MB",
         f"{pixels / 1e6:.1f} million",
         f"{pixels * 2048 / 1e9:.1f} GB",
-        f"{2**30 // (4 * 1000 * 512)} pixels a class",
+        f"{2**30 // (4 * 1000 * 512)} pixels per class",
         f"{20 * 2 * 256 * K[0] * K[0] * 512 / 1e12:.0f} Tflop",
         f"{100 * images / 1e6:.1f} million images",
         f"batch {recipe.data.batch_size}, {recipe.train.epochs} epochs",
