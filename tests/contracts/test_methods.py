@@ -11,7 +11,7 @@ from letkd.distiller import Distiller
 from letkd.errors import NonFiniteError, UnsupportedPair
 from letkd.layer import KDLayer
 from letkd.methods import METHODS as REGISTRY
-from letkd.methods import QUEST
+from letkd.methods.per_pixel import PerPixelMethod
 from letkd.supervision import SUPERVISIONS as KINDS
 from tests.conftest import METHODS, SIZE, TAPS, a_distiller, a_stream, a_teacher, images, same_state, steps
 
@@ -36,7 +36,7 @@ def sgd(distiller: Distiller) -> torch.optim.Optimizer:
 def test_every_method_and_every_supervision_is_in_these_cases():
     methods = [make() for make in METHODS.values()]
     assert {type(method) for method in methods} == set(REGISTRY.values())
-    labels = [method for method in methods if isinstance(method, QUEST)]
+    labels = [method for method in methods if isinstance(method, PerPixelMethod)]
     kinds = {part.kind for method in labels for part in method.supervision.values()}
     assert kinds == set(KINDS)
 

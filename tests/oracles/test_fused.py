@@ -14,6 +14,7 @@ from letkd.errors import DataError
 from letkd.functional import pixel_kl, pixels
 from letkd.layer import KDLayer, fused
 from letkd.methods import LetKD, Site
+from letkd.methods.per_pixel import PerPixelMethod
 from letkd.methods.quest import QUEST
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
@@ -218,7 +219,7 @@ def test_no_tensor_has_a_score_for_every_pixel_and_template(method):
     assert largest(True) < scores
 
 
-PIXELWISE = [name for name, make in METHODS.items() if isinstance(make(), QUEST)]
+PIXELWISE = [name for name, make in METHODS.items() if isinstance(make(), PerPixelMethod)]
 
 
 @pytest.mark.parametrize("name", PIXELWISE)

@@ -174,7 +174,7 @@ def test_names_without_a_meta_file(tmp_path, version):
 @both
 def test_without_a_folder_it_says_how_to_get_the_files(name, tmp_path):
     archive = name.replace("cifar", "cifar-")
-    says = rf"get it with `letkd data get {name}`, or download {archive}-binary.tar.gz or {archive}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html.*--root"
+    says = rf"get it with `letkd data get {name}`, or download {archive}-binary.tar.gz or {archive}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html.*`root="
     with pytest.raises(DataError, match=f"no folder was named; {says}"):
         load_data(name)
     with pytest.raises(DataError, match=f"does not exist; {says}"):

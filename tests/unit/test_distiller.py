@@ -11,7 +11,7 @@ from torch import nn
 
 from letkd import Batch, KDLayer, create_model
 from letkd.distiller import Distiller, Step
-from letkd.errors import TapError
+from letkd.errors import LetkdError, TapError
 from letkd.functional import pixel_kl
 from letkd.methods import KD, QUEST, LetKD, Site, letkd1, letkd2, quest
 from letkd.methods.kd import kd_loss
@@ -323,3 +323,17 @@ def test_the_way_to_the_loss_is_looked_for_once():
     with distiller._reach.watch(distiller.student, distiller._trained_layers()) as seen:
         distiller.student(a_stream()[0].x)
     assert not seen
+
+
+def test_a_method_serves_one_distiller():
+    method = letkd1(K=6)
+    a_distiller(method)
+    with pytest.raises(LetkdError, match=r"this LetKD was built for another Distiller already, .*; make a new one for each"):
+        a_distiller(method)
+
+
+def test_a_method_whose_pair_was_refused_can_be_used_again():
+    method = letkd1(K=6)
+    with pytest.raises(LetkdError):
+        a_distiller(method, weights={"kd/elsewhere": 1.0})
+    assert a_distiller(method).fit(a_stream())(a_stream()[0]).loss.isfinite()

@@ -19,7 +19,7 @@ from letkd.distiller.task import Criterion, Task, class_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
 from letkd.distributed.processes import objects_of_all, rank
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
-from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes
+from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
 from letkd.progress import track
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.labels import Labels
@@ -163,6 +163,7 @@ class Distiller(nn.Module):
         foreign = "" if self.teacher_input is None else self.teacher_input.foreign
         need_equal_classes(here, there, methods, foreign)
         self.same_classes = not foreign and here.has_logits and there.has_logits and here.num_classes == there.num_classes
+        need_unused(methods)
         try:
             for method in methods:
                 method.build(here, there)
@@ -179,6 +180,8 @@ class Distiller(nn.Module):
             # Whatever cannot run together shows here, not in the first step of somebody's training.
             run_once(self._student_reads, example.to(_device(self.student)))
             run_once(self._teacher_reads, shown.to(_device(teacher)))
+            for method in methods:
+                method.is_built = True
         except BaseException:
             for layer in reversed(here.grafts):
                 layer.remove()

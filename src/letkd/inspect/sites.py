@@ -13,7 +13,8 @@ from letkd.distiller import Distiller
 from letkd.errors import TapError
 from letkd.functional import match_to
 from letkd.layer import CosineConv1x1, KDLayer
-from letkd.methods.quest import QUEST, module_name
+from letkd.methods.per_pixel import PerPixelMethod
+from letkd.methods.quest import QUEST
 from letkd.methods.site import Site
 from letkd.supervision.base import Supervision
 from letkd.taps import Tap, Taps, run_once
@@ -89,13 +90,12 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
     found: dict[str, tuple[Any, Any, Site]] = {}
     here: dict[str, Tap] = {}
     there: dict[str, Tap] = {}
-    for method in (method for method in distiller.methods if isinstance(method, QUEST)):
+    for method in (method for method in distiller.methods if isinstance(method, PerPixelMethod)):
         for role, site in method.sites.items():
-            grafted = method.reads.student.get(f"{role}.x")
-            if grafted is None:
-                layer, omega = None, method.predictor[module_name(role)]
-                here[role] = method.reads.student[role]
+            if isinstance(method, QUEST):
+                layer, omega, here[role] = None, method.templates(role), method.reads.student[role]
             else:
+                grafted = method.reads.student[f"{role}.x"]
                 layer = distiller.student.get_submodule(grafted.path)
                 omega, here[role] = layer.get_submodule("omega"), grafted
             found[role] = omega, layer, site
@@ -116,7 +116,7 @@ def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
 
 def _classified(distiller: Distiller, batch: Batch) -> Batch:
     """The images of a batch that have a label, if labels of some site depend on it; else all of them."""
-    methods = [method for method in distiller.methods if isinstance(method, QUEST)]
+    methods = [method for method in distiller.methods if isinstance(method, PerPixelMethod)]
     rows = batch.labelled()
     if rows is None or not any(site.supervision.reads_classes for method in methods for site in method.sites.values()):
         return batch
@@ -125,7 +125,7 @@ def _classified(distiller: Distiller, batch: Batch) -> Batch:
 
 def layer_path(distiller: Distiller, role: str) -> str:
     """Where in the student the KD layer of a site stands."""
-    for method in (method for method in distiller.methods if isinstance(method, QUEST)):
+    for method in (method for method in distiller.methods if isinstance(method, PerPixelMethod)):
         if grafted := method.reads.student.get(f"{role}.x"):
             return grafted.path
     raise TapError(f"the student has no KD layer at {role!r}")

@@ -263,6 +263,7 @@ class Method(nn.Module):
         self.reads = Reads()
         self.fused = False
         self.images: int | None = None  # in the training set, if known
+        self.is_built = False  # for a Distiller; each needs a method of its own
 
     @classmethod
     def from_recipe(cls, table: Any) -> Self:
@@ -311,7 +312,7 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
     readers = ", ".join(method.name for method in methods if method.reads_logits)
     if not readers:
         return
-    if not student.has_logits:
+    if not student.num_classes:
         raise UnsupportedPair(
             f"{readers} compares logits [b C], and the student {type(student.model).__name__} gives none; use a method that reads features "
             "alone (letkd-1, quest)"
@@ -327,6 +328,14 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
         raise UnsupportedPair(
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "
             f"{type(teacher.model).__name__} {teacher.num_classes}; {readers} compares their logits: build both for the same classes"
+        )
+
+
+def need_unused(methods: Sequence[Method]) -> None:
+    """A method holds what it made for one pair, so it serves one Distiller."""
+    if used := [type(method).__name__ for method in methods if method.is_built]:
+        raise LetkdError(
+            f"this {used[0]} was built for another Distiller already, and their templates and adapters would mix; make a new one for each"
         )
 
 

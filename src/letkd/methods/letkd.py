@@ -1,20 +1,23 @@
 """letKD: the teacher's knowledge inside the student (section 4 of the paper)."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from letkd.functional import pixel_kl
 from letkd.layer import KDLayer
 from letkd.methods.base import Side, View
-from letkd.methods.quest import QUEST, module_name
-from letkd.methods.site import Site
+from letkd.methods.per_pixel import PerPixelMethod, Scores
+from letkd.methods.site import Site, module_name
 from letkd.supervision import KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap
 
 
-class LetKD(QUEST):
-    """QUEST's supervision, but on the templates of a KD layer *inside* the student, which feeds the knowledge forward.
+class LetKD(PerPixelMethod):
+    """A KD layer at each site *inside* the student: the teacher supervises its templates, and it feeds the knowledge forward.
+
+        x ─ ω ─ a ─ BN-ReLU ─ p ─ ν ─ x′        x̂ = x + α x′        L_KD = KL(p_T ‖ softmax(a))
 
     Args:
         sites: letKD-1 has one, at `penultimate`; letKD-2 also one at `intermediate`.
@@ -27,9 +30,13 @@ class LetKD(QUEST):
     loss: ClassVar[str] = "KL(p_T ‖ p_S) at every pixel of each site, on the templates of a KD layer in the student"
     formulae: ClassVar = (KDLayer, pixel_kl)
 
-    def _place(self, site: Site, student: Side, d: int, K: int) -> None:
-        layer = site.layer(d, K)
-        layer.fused, self._omega[site.role] = self.fused, layer.omega
+    def __init__(self, sites: Sequence[Site]):
+        super().__init__(sites)
+        self._layers: dict[str, KDLayer] = {}  # by role; they are registered in the student
+
+    def place_templates(self, site: Site, student: Side, d: int, K: int) -> None:
+        layer = self._layers[site.role] = site.layer(d, K)
+        layer.fused = self.fused
         path = student.graft(layer, site.role, f"kd_{module_name(site.role)}")  # section 3: f_{l+1} ∘ f_KD ∘ f_l
         self.reads.student[f"{site.role}.x"] = Tap(path, channels=d, io="input")
         if self.fused:
@@ -37,17 +44,13 @@ class LetKD(QUEST):
         else:
             self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
 
+    def scores(self, role: str, view: View) -> Scores:
+        read = view.student
+        omega = self._layers[role].omega.kernels()
+        return Scores(read[f"{role}.x"], omega, a=read.get(f"{role}.a"), log_Z=read.get(f"{role}.log_Z"))
+
     def grafted(self) -> dict[str, str]:
         return {self.reads.student[f"{role}.x"].path: f"kd/{role}" for role, site in self.sites.items() if site.alpha}
-
-    def _student_role(self, role: str) -> str:
-        return f"{role}.x"
-
-    def _a(self, role: str, view: View) -> Tensor:
-        return view.student[f"{role}.a"]
-
-    def _log_Z(self, role: str, view: View) -> Tensor:
-        return view.student[f"{role}.log_Z"]
 
     def export(self, student: nn.Module) -> nn.Module:
         for layer in student.modules():

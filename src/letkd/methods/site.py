@@ -63,3 +63,8 @@ def _supervision(table: Any, where: str) -> Supervision:
     if not isinstance(kind, str) or kind not in SUPERVISIONS:
         raise RecipeError(f"{where}.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
     return construct(SUPERVISIONS[kind], settings, where)
+
+
+def module_name(role: str) -> str:
+    """A role as a module's name: without dots."""
+    return role.replace(".", "_")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from letkd.errors import UnsupportedPair
 from letkd.limits import Bytes, Count, Seed, Share
 from letkd.methods.base import Fitting, Lessons, Method, Side, View
-from letkd.methods.quest import module_name
+from letkd.methods.site import module_name
 from letkd.supervision.tree import ClassTree
 
 
