@@ -77,7 +77,9 @@ def main() -> None:
         name, *how = row.split(":")
         made = distiller("kd" if name == "teacher" else name, teacher, args.student, args.K, fused="plain" not in how)
         made.to(device).train()
-        cases[row] = (lambda made=made: made._teach(batch.x)) if name == "teacher" else step(made, batch, bf16="bf16" in how)
+        cases[row] = (
+            (lambda made=made: made._run_teacher(batch.x)) if name == "teacher" else step(made, batch, bf16="bf16" in how)
+        )
     times = interleaved(cases, args.rounds)
     memory = {row: peak_memory(run) for row, run in cases.items()}
     unit, base = times[rows[0]], memory[rows[0]]

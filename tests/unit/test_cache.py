@@ -18,7 +18,7 @@ from letkd.errors import DataError, LetkdError, NonFiniteError, NotFittedError, 
 from letkd.files import hold
 from letkd.methods import AT, CRD, DIST, DKD, KD, SP, SRD, TDD, FitNet, LetKD, Method, Site, letkd1, letkd2, quest
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
-from letkd.supervision.labels import Entries, Rows, few
+from letkd.supervision.labels import Entries, Rows, largest_labels
 from tests.conftest import SIZE, C, a_distiller, a_teacher, same_state, steps
 
 N, MEAN, STD = 24, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
@@ -66,8 +66,8 @@ def test_losses_and_a_short_runs_weights_are_those_of_the_teacher_on_the_same_vi
             distiller.cache = TeacherCache(distiller, loader, tmp_path)
             for view in range(2):
                 distiller.cache.prepare(view)
-            teach = distiller._teach
-            distiller._teach = lambda x, teach=teach, teaches=teaches: teaches.append(1) or teach(x)
+            teach = distiller._run_teacher
+            distiller._run_teacher = lambda x, teach=teach, teaches=teaches: teaches.append(1) or teach(x)
         optimizer = torch.optim.SGD(distiller.parameters(), lr=0.005)
         seen = []
         for epoch in (1, 2, 3):
@@ -189,7 +189,7 @@ def test_a_damaged_shard_is_made_anew(damage, tmp_path, said):
     first.write_bytes(second.read_bytes() if damage == "another view's" else bytes(changed[damage]))
     said()
     TeacherCache(distiller, loader, tmp_path).prepare(0)
-    assert said().count(f"{first}: damaged, or made for something else; made anew") == 1
+    assert said().count(f"{first}: damaged, or made for something else; it is made again") == 1
     assert shards(tmp_path) == right
 
 
@@ -316,10 +316,10 @@ def test_a_view_of_cifar_100_takes_less_than_150_megabytes(tmp_path):
 def test_few_keeps_what_is_above_its_share_and_sums_to_one():
     p = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.9, 0.0999, 0.00005, 0.00005], [0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
     want = [[0.7, 0.3, 0, 0], [0.9 / 0.9999, 0.0999 / 0.9999, 0, 0], [0.25] * 4]
-    dense = few(Rows(p), 1e-4)
+    dense = largest_labels(Rows(p), 1e-4)
     assert dense.count().tolist() == [2, 2, 4]
     torch.testing.assert_close(dense.dense(), torch.tensor(want, dtype=torch.float64))
-    torch.testing.assert_close(few(few(Rows(p), 1e-9), 1e-4).dense(), dense.dense())
+    torch.testing.assert_close(largest_labels(largest_labels(Rows(p), 1e-9), 1e-4).dense(), dense.dense())
 
 
 def _fill(rank: int, folder: str) -> None:

@@ -259,9 +259,9 @@ def test_what_is_fitted_is_told(said):
 
 def test_the_teacher_runs_in_full_precision_under_autocast():
     distiller, batch = a_distiller(letkd2(6, 2)), a_stream()[0]
-    before = distiller._teach(batch.x)
+    before = distiller._run_teacher(batch.x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        within = distiller._teach(batch.x)
+        within = distiller._run_teacher(batch.x)
     assert before.keys() == within.keys()
     assert all(torch.equal(f, within[role]) for role, f in before.items())
 

@@ -1,12 +1,12 @@
 """The teacher paid for once: what steps need of it, for a few fixed views of every image, in memory-mapped shards on disk.
 
-A loader with `views=V` shows every image in V fixed ways, one an epoch in turn. What the teacher says of a view is then the same every
+A loader with `views=V` shows every image in V fixed ways, one per epoch in turn. What the teacher says of a view is then the same every
 time, so it is computed once, when the view is first shown, and read from then on:
 
 - p_T of a site (QUEST, letKD): of every pixel the labels above 1e-4 of its largest, scaled to sum to one; numbers in 16 bits,
-  probabilities in half precision (a relative error of 2^-11 at most). Sub-class decisions are one number a pixel, exact.
+  probabilities in half precision (a relative error of 2^-11 at most). Sub-class decisions are one number per pixel, exact.
 - logits and pooled features (KD, DKD, DIST, CRD, SRD): in single precision, exact for a run in single precision.
-- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD) are not served, and told so; nor is
+- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD) cannot use it and get an error; nor can
   MLKD, which needs two views per step.
 
 A shard is a function of teacher, data, view and settings alone, whose fingerprint names its folder: not of the run, its seed, its
@@ -50,7 +50,7 @@ WAIT_SECONDS = 0.2  # between looks at a shard that another run is making
 
 @dataclass(frozen=True)
 class Vectors:
-    """Features that are one vector an image."""
+    """Features that are one vector per image."""
 
     role: str
 
@@ -61,7 +61,7 @@ class Vectors:
         teacher[self.role] = packed["value"]
 
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
-        return {"tap": distiller.place(self.role)}
+        return {"tap": distiller.tap_path(self.role)}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PixelLabels:
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
         supervision = self.part.supervision
         return {
-            "tap": distiller.place(self.part.role),
+            "tap": distiller.tap_path(self.part.role),
             **({"pooled": self.part.match.ratio} if self.part.match.size is None else {"resized": self.part.match.size}),
             "supervision": {"kind": supervision.kind, **supervision.settings(), **supervision.label_settings(), "kept": KEPT},
             "fitted": checksum(
@@ -99,10 +99,10 @@ Item = Vectors | PixelLabels
 
 
 class Shard:
-    """What is kept of some images in a row: in each tensor an image has rows of its own, one after the other.
+    """What is kept of consecutive images: in each tensor, every image has rows of its own, in order.
 
     Args:
-        tensors: `count`, where it is there, says how many rows each pixel has in the others; else all images have as many.
+        tensors: if there is a `count`, it says how many rows each pixel has in the other tensors; otherwise all images have equally many.
         n: images.
     """
 
@@ -243,7 +243,7 @@ class TeacherCache:
         lacking = {name: item for name, item in items.items() if self._open(name, origins[name], view, s) is None}
         packed: dict[str, list[dict[str, Tensor]]] = {name: [] for name in lacking}
         for batch in self.loader.of_view(view, torch.arange(s * SHARD, min((s + 1) * SHARD, len(self.loader.split)))):
-            features = self.distiller._teach(batch.x.to(device, dtype))
+            features = self.distiller._run_teacher(batch.x.to(device, dtype))
             if bad := [role for role, f in features.items() if not torch.isfinite(f).all()]:
                 raise NonFiniteError(f"NaN or infinity in the teacher's {bad[0]!r}; check its weights and the data")
             for name, item in lacking.items():
@@ -264,7 +264,7 @@ class TeacherCache:
         return shard
 
     def _open(self, name: str, origin: str, view: int, s: int) -> Shard | None:
-        """A shard, mapped into memory, not read; None where it is not there. One that is not what it should be is removed."""
+        """A shard, mapped into memory, not read; None if it does not exist. A damaged or foreign one is removed."""
         path, text = self._path(name, origin, view, s), _text(origin, view, s)
         if not path.exists():
             return None
@@ -276,7 +276,7 @@ class TeacherCache:
         except (SafetensorError, OSError):
             tensors, wrong = {}, True
         if wrong:
-            say(f"{path}: damaged, or made for something else; made anew")
+            say(f"{path}: damaged, or made for something else; it is made again")
             path.unlink(missing_ok=True)
             return None
         self._sound.add(path)

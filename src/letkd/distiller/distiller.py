@@ -40,7 +40,7 @@ class Distiller(nn.Module):
 
     Args:
         student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
-        teacher: likewise; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
+        teacher: the same; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
         methods: one method or a list of them; none for plain CE.
         weights: λ by term name, 1 where not named. `ce` is the cross-entropy; a task's terms have the names that it gives them.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
@@ -51,14 +51,14 @@ class Distiller(nn.Module):
             it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. It gets the
             images that have a label, and is left out if none has. A module is registered, so its parameters are trained.
         task: `task(output, batch) -> {name: term}` in place of the criterion and its term `ce`, for students that do not classify:
-            `output` is what the student returns, of any kind and shape, and `batch.target` what the loader yields beside the images.
+            `output` is what the student returns, of any kind and shape, and `batch.target` what the loader yields with the images.
             A module is registered. The teacher may return anything as well, unless a method reads logits.
         images: number of training images; a supervision with K = "auto" needs it.
         fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory. The
             layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
             which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
         checks: look at every step's label values and loss and stop at the first that is wrong; each look waits for the device. Shapes
-            and types always are looked at.
+            and types are always checked.
 
     The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
 
@@ -111,7 +111,7 @@ class Distiller(nn.Module):
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
         self._channels: int | None = known  # of the images
         self._reach = Reach()
-        self.cache: TeacherCache | None = None  # where it is set, steps read what they need of the teacher from it
+        self.cache: TeacherCache | None = None  # if set, steps read what they need of the teacher from it
         for method in methods:
             method.fused, method.images = fused, images
         # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
@@ -177,7 +177,7 @@ class Distiller(nn.Module):
             self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
             self._teacher_reads = Taps(teacher, {role: tap for read in reads for role, tap in read.teacher.items()})
             self.set_weights(weights)
-            # Whatever cannot run together shows here, not in the first step of somebody's training.
+            # What cannot run together fails here, not in the first step of training.
             run_once(self._student_reads, example.to(_device(self.student)))
             run_once(self._teacher_reads, shown.to(_device(teacher)))
             for method in methods:
@@ -210,7 +210,7 @@ class Distiller(nn.Module):
             labelled = [check_labels(y, C, least=UNLABELLED) for y in (batch.y, batch.y2) if y is not None]
             batch.all_labelled = all(labelled)
         # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
-        view = View(batch, student, *self._taught(batch), same_classes=self.same_classes)
+        view = View(batch, student, *self._read_teacher(batch), same_classes=self.same_classes)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
         terms = self._own_terms(output, logits, batch)  # (3.2): L_CE
@@ -219,7 +219,7 @@ class Distiller(nn.Module):
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
         weighed = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
         loss = torch.stack([weight * term for weight, term in weighed if weight]).sum()  # (3.2)
-        # Labels that are looked up hide the teacher's NaN from the loss, so its features are looked at too.
+        # Labels from a table hide the teacher's NaN from the loss, so its features are checked, too.
         finite = all_finite([loss.detach(), *view.teacher.values()])
         if self.checks and not finite:
             raise NonFiniteError(where_non_finite(view, terms))
@@ -248,11 +248,11 @@ class Distiller(nn.Module):
     def _methods(self) -> list[Method]:
         return [method for method in self.methods if isinstance(method, Method)]
 
-    def _taught(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Labels]]:
+    def _read_teacher(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Labels]]:
         """The teacher's features by role and, where a cache has them, its labels by site."""
         if not self._active:
             return {}, {}
-        return (self._teach(batch.x), {}) if self.cache is None else self.cache.read(batch)
+        return (self._run_teacher(batch.x), {}) if self.cache is None else self.cache.read(batch)
 
     def _second(self, batch: Batch) -> View:
         """Both networks on the second view of the images, by themselves: BN does not mix the views."""
@@ -265,14 +265,14 @@ class Distiller(nn.Module):
         output, student = self._student_reads(batch.second)
         student["logits"] = as_logits(output, self.student)
         shown = replace(batch, x=batch.second, second=None)
-        return View(shown, student, self._teach(batch.second), same_classes=self.same_classes)
+        return View(shown, student, self._run_teacher(batch.second), same_classes=self.same_classes)
 
     @torch.no_grad()
-    def _teach(self, x: Tensor) -> dict[str, Tensor]:
+    def _run_teacher(self, x: Tensor) -> dict[str, Tensor]:
         if self._teacher_reads is None:
             return {}
         self._frozen[0].eval()
-        with torch.autocast(x.device.type, enabled=False):  # in bf16 many a pixel would fall to another centre
+        with torch.autocast(x.device.type, enabled=False):  # in bf16 many pixels would get another centre
             seen = self.teacher_input
             output, features = self._teacher_reads(x if seen is None else seen(x))
             logits = logits_in(output)  # a backbone has none, and only methods that read none are built for it
@@ -300,7 +300,7 @@ class Distiller(nn.Module):
         vectors = dict.fromkeys(role for part in parts for role in part.vectors)
         return Lessons(tuple(vectors), {site: fitting for part in parts for site, fitting in part.labels.items()})
 
-    def place(self, role: str) -> str:
+    def tap_path(self, role: str) -> str:
         """Where in the teacher a role's features are read."""
         if self._teacher_reads is None:
             raise TapError("there is no teacher to read from")
@@ -329,7 +329,7 @@ class Distiller(nn.Module):
         Args:
             loader: yields batches as for `forward`.
             folder: where fitted supervisions are kept. One whose fingerprint (teacher weights, tap, data, settings) matches is
-                loaded instead of fitted; one that does not is fitted anew, and a line says what changed.
+                loaded instead of fitted; otherwise it is fitted again, and a line says what changed.
             data: names the data for that fingerprint; needed with `folder`.
             force: fit even so.
             terms: fit only what these loss terms need; all where not given.
@@ -365,10 +365,10 @@ class Distiller(nn.Module):
             raise DataError("fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix")
         if self.checks:
             check_labels(batch.y, None, least=UNLABELLED)
-        return batch, self._teach(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
+        return batch, self._run_teacher(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
 
     def _origin(self, part: Fitting, data: str) -> Origin:
-        where = f"{self.place(part.role)} {part.match}"
+        where = f"{self.tap_path(part.role)} {part.match}"
         if self.teacher_input is not None and (seen := self.teacher_input.differences()):
             where += f" of images with {seen}"
         return Origin.of(self._frozen[0], where, data, part.supervision)

@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from letkd.supervision.base import Supervision
-from letkd.supervision.labels import Entries, Labels, Table, few
+from letkd.supervision.labels import Entries, Labels, Table, largest_labels
 
 KEPT = 1e-4  # labels below this share of their pixel's largest are left out
 
@@ -14,7 +14,7 @@ def pack(labels: Labels) -> dict[str, Tensor]:
     """Of each pixel the number of its row, if all rows come from one table; else its few largest labels in half precision."""
     if isinstance(labels, Table):
         return {"at": narrow(labels.at, len(labels.rows))}
-    kept = few(labels, KEPT)
+    kept = largest_labels(labels, KEPT)
     return {"count": narrow(kept.count()), "index": narrow(kept.index, kept.K), "prob": kept.prob.to(torch.float16)}
 
 

@@ -56,7 +56,7 @@ class FoldedKDLayer(nn.Module):
         return x + (x_prime + self.bias[:, None, None])
 
     def settings(self) -> dict[str, Any]:
-        """What the constructor needs to make this layer again, its state apart."""
+        """The constructor's arguments; with the state, they make this layer again."""
         K, d = self.omega.shape[:2]
         return {"d": d, "K": K, "normalize_value_input": self.normalize_value_input}
 
@@ -115,7 +115,7 @@ def fold_batch_norms(model: nn.Module, program: ExportedProgram) -> int:
 
 
 def _conv_and_bn(node: Any, held: Mapping[str, str]) -> tuple[str, str] | None:
-    """The module paths of a BN node and of the convolution whose only reader it is, both with weights that nobody shares."""
+    """The module paths of a BN node and of the convolution whose only reader it is, both with weights that no other module shares."""
     if node.target is not torch.ops.aten.batch_norm.default:
         return None
     conv, gamma = node.args[0], node.args[1]

@@ -45,8 +45,8 @@ def kd_layer(
 
     Args:
         omega, nu: kernels of unit length times their scale.
-        bn: gives and takes statistics as it would by itself: of this process, or of all where it is a synced one.
-        alpha: α of the residual sum; where it is 0 only log Z is computed.
+        bn: its statistics are used and updated as in its own forward: of this process, or of all if it is a synced one.
+        alpha: α of the residual sum; if it is 0, only log Z is computed.
         normalize: whether p is scaled to unit length before ν.
     """
     dtype = product_dtype(x)
@@ -78,7 +78,7 @@ def unit_rows(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The precision of the K-wide products: autocast's where it is on and the device has it; all else is in single or double."""
+    """The precision of the K-wide products: autocast's if it is on and the device has it; everything else is in single or double."""
     kind = x.device.type
     native = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     cast = native and torch.is_autocast_enabled(kind)
@@ -103,8 +103,8 @@ def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
     """Mean [d], covariance [d d] (divided by n) and number n of the rows, of this process or of all."""
     of_all, n, total = of_all and several(), float(len(x)), x.sum(dim=0)
     if of_all:
-        told = all_reduce(torch.cat([total, total.new_tensor([n])]))
-        total, n = told[:-1], float(told[-1])
+        sums = all_reduce(torch.cat([total, total.new_tensor([n])]))
+        total, n = sums[:-1], float(sums[-1])
     if n < 2:
         raise DataError("batch normalisation learns from two pixels or more and got one; use a larger batch, or eval()")
     m = total / n
@@ -135,14 +135,14 @@ LOG2_E = math.log2(math.e)
 
 
 class _Match(torch.autograd.Function):
-    """v = ν(relu(A a + B)) and log Z of a = x Wᵀ; backward computes a anew, chunk by chunk.
+    """v = ν(relu(A a + B)) and log Z of a = x Wᵀ; backward computes a again, chunk by chunk.
 
     With u = relu(A a + B), r = ‖u‖, v = V u / r, and g, g_Z the gradients of v and log Z:
 
         du = (Vᵀ g − u (vᵀ g) / r) / r, where u > 0        da = A du + softmax(a) g_Z
         dx = da W        dW = daᵀ x        dA = Σ du a        dB = Σ du        dV = Σ g uᵀ / r
 
-    Without normalisation r = 1 and the term with vᵀ g is not there. Where V has no rows there is log Z alone. Scores are held in
+    Without normalisation, r = 1 and there is no term with vᵀ g. If V has no rows, only log Z is computed. Scores are kept in
     base 2, as a2 = a log₂ e, for 2^a2 takes less than exp a; A2 belongs to them.
     """
 

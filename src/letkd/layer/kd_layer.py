@@ -27,7 +27,7 @@ def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 
     The layer below does not use it: there BN-ReLU learns the threshold from batch statistics (appendix).
 
     Examples:
-        Two templates at two pixels. The first pixel matches template 0; the second matches none, and its share goes to nobody:
+        Two templates at two pixels. The first pixel matches template 0; the second matches none, so its weights sum to almost 0:
 
         >>> a = torch.tensor([[[3.0, -4.0], [0.0, -4.0]]])  # [b K i]
         >>> soft_match(a).round(decimals=2)
@@ -82,7 +82,7 @@ class KDLayer(nn.Module):
 
     Args:
         d: channels of the map.
-        K: number of templates. The paper uses 4096 (penultimate) and 8 a class (intermediate).
+        K: number of templates. The paper uses 4096 (penultimate) and 8 per class (intermediate).
         alpha: α of (4.1), a constant. The paper uses 1, and 0.1 to 0.5 for RN50-MNV2. At 0 the output is x itself.
         scale_omega: first value of the learnable scale of ω. The authors use 3.0.
         scale_nu: first value of the learnable scale of ν. The authors use 1.0.
@@ -137,7 +137,7 @@ class KDLayer(nn.Module):
         return x_hat
 
     def settings(self) -> dict[str, Any]:
-        """What the constructor needs to make this layer again, its weights apart."""
+        """The constructor's arguments; with the weights, they make this layer again."""
         K, d = self.omega.weight.shape[:2]
         return {"d": d, "K": K, "alpha": self.alpha, "normalize_value_input": self.nu.normalize_input}
 

@@ -189,7 +189,7 @@ class Lessons:
     """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.distiller.cache`).
 
     Args:
-        vectors: roles whose features, one vector an image, are read.
+        vectors: roles whose features, one vector per image, are read.
         labels: sites whose labels are read.
     """
 
@@ -287,7 +287,7 @@ class Method(nn.Module):
         return {}
 
     def lessons(self) -> Lessons | None:
-        """What a cache must keep for this method; None where its steps need whole maps of the teacher, which none keeps."""
+        """What a cache must keep for this method; None if its steps need whole maps of the teacher, which no cache keeps."""
         return None
 
     def term_names(self) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def letkd2(
 
     Args:
         K_penult: templates at `penultimate`. Paper uses 4096.
-        K_inter: templates a class at `intermediate`. Paper uses 8.
+        K_inter: templates per class at `intermediate`. Paper uses 8.
         tau: see `KMeansSupervision`.
         alpha_penult, alpha_inter: see `KDLayer`.
 

@@ -45,7 +45,7 @@ class Projector(nn.Module):
         return self.transfer(x)
 
     def settings(self) -> dict[str, Any]:
-        """What the constructor needs to make this layer again, its weights apart."""
+        """The constructor's arguments; with the weights, they make this layer again."""
         return {"d_S": self.d_S, "d_T": self.d_T, "f": self.f, "size": self.size}
 
 
@@ -68,7 +68,7 @@ class FrozenLinear(nn.Linear):
         return copy
 
     def settings(self) -> dict[str, Any]:
-        """What the constructor needs to make this layer again, its weights apart."""
+        """The constructor's arguments; with the weights, they make this layer again."""
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
 
 

@@ -207,12 +207,12 @@ class CRDBank(Fitted):
         Z_S: Float[Tensor, ""],
         Z_T: Float[Tensor, ""],
     ) -> None:
-        """Move the rows of these images towards their embeddings, keep Z, and go on to the next draw."""
+        """Move the rows of these images towards their embeddings, keep Z, and count one draw more."""
         index = rows_of_all(index)
         for bank, Z_, v, Z in ((self.memory_S_, self.Z_S_, v_S, Z_S), (self.memory_T_, self.Z_T_, v_T, Z_T)):
             old = bank[index]
             new = F.normalize(self.momentum * old + (1 - self.momentum) * rows_of_all(v).to(bank.dtype), dim=1)
-            # A step that turned to NaN is told and stopped; in the bank it would stay for ever.
+            # A step with NaN raises an error; in the bank the NaN would stay forever.
             bank[index] = torch.where(new.isfinite().all(dim=1, keepdim=True), new, old)
             Z_.copy_(torch.where(Z.isfinite(), Z, Z_))
         self.draws_ += 1

@@ -39,8 +39,8 @@ def largest_entries(
 ) -> Entries | None:
     """p_T of `soft_assign` without its tail: the labels above `least` times the pixel's largest, scaled to sum to one.
 
-    Rows go in chunks, so no [n K] tensor is held, and labels in blocks: a block whose largest is too small is not looked at again.
-    None where more than one label in eight would be kept, or where a pixel has none because of a NaN.
+    Rows are processed in chunks, so there is never an [n K] tensor, and labels in blocks: a block whose largest is too small is skipped.
+    None if more than one label in eight would be kept, or if a pixel has none because of a NaN.
     """
     K, width = len(rho), math.isqrt(len(rho)) // 2 or 1
     blocks = -(-K // width)

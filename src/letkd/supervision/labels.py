@@ -85,7 +85,7 @@ def as_maps(labels: Labels, size: tuple[int, int]) -> Float[Tensor, "b K h w"]:
     return labels.dense().unflatten(0, (-1, *size)).permute(0, 3, 1, 2)
 
 
-def few(labels: Labels, least: float) -> Entries:
+def largest_labels(labels: Labels, least: float) -> Entries:
     """The labels above `least` times their pixel's largest, scaled to sum to one again."""
     if isinstance(labels, Entries):
         n, K, pixel, index, prob = len(labels.start), labels.K, labels._pixel(), labels.index, labels.prob

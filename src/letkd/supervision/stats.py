@@ -81,9 +81,9 @@ class Reservoir:
 
     @classmethod
     def of_all(cls, own: "Reservoir | None") -> "Reservoir | None":
-        """The reservoir of all processes' pixels, from each one's own; None where nobody saw any.
+        """The reservoir of all processes' pixels, from each one's own; None if no process saw any.
 
-        First the names alone go round, 24 bytes a pixel; then the pixels that stay, and no others.
+        The processes exchange the names first, 24 bytes per pixel, then only the pixels that are kept.
         """
         if not several():
             return own

@@ -27,10 +27,10 @@ def transition_scores(i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoot
 
 
 class SubclassSupervision(Supervision):
-    """Localised fine-grained decisions: LDA, K sub-classes a class, and the table of which sub-class is taken for which (Alg. 2).
+    """Localised fine-grained decisions: LDA, K sub-classes per class, and the table of which sub-class is taken for which (Alg. 2).
 
     Args:
-        K: sub-classes a class, K_inter. Paper uses 8; p_T has K·C labels.
+        K: sub-classes per class, K_inter. Paper uses 8; p_T has K·C labels.
         r: LDA components kept, at most; never more than C − 1 or the rank. The authors use 60.
         prototypes_online: look pixels up by their nearest prototype instead of their nearest K-means centre (Alg. 2 has the latter).
         smoothing: added to every count of s_T. Paper uses 0.
@@ -49,7 +49,7 @@ class SubclassSupervision(Supervision):
     Examples:
         >>> f_T, y = torch.randn(6, 8, 5, 5), torch.tensor([0, 1, 2, 0, 1, 2])
         >>> supervision = SubclassSupervision(K=2, C=3).fit([(f_T, y)])
-        >>> supervision.p_T(f_T, y).shape  # K·C labels a pixel
+        >>> supervision.p_T(f_T, y).shape  # K·C labels per pixel
         torch.Size([6, 6, 5, 5])
     """
 

@@ -67,7 +67,7 @@ class ClassTree(Fitted):
     Args:
         k: samples nearest to a node's mean that say whether it holds together. The authors use 20.
         threshold: a node is left whole where fewer than this share of them are its own. The authors use 0.2.
-        memory: bytes the samples may take; where all pooled features do not fit, a uniform sample of them is looked at. The
+        memory: bytes the samples may take; if not all pooled features fit, a uniform sample of them is used. The
             class means always come from all.
         seed: of that sample. The authors' example has 1029.
         C: number of classes; a Distiller gives it.

@@ -26,7 +26,7 @@ def fold_teacher(teacher: nn.Module, taps: Mapping[str, Tap], example: Tensor) -
     folded = copy.deepcopy(teacher).eval()
     try:
         pairs = _pairs(folded)
-    except Exception as error:  # whatever a stranger's forward does to a tracer
+    except Exception as error:  # any forward may fail under a tracer, in any way
         say(f"the teacher {type(teacher).__name__} keeps its BN: torch.fx cannot follow it ({str(error).splitlines()[0]})")
         return teacher
     fixed = {tap.path for tap in taps.values() if tap.io == "output"}, {tap.path for tap in taps.values() if tap.io == "input"}
@@ -45,7 +45,7 @@ def fold_bn(model: nn.Module, conv_path: str, bn_path: str) -> bool:
         BN(w ∗ x) = (γ/σ · w) ∗ x + (β − γ μ/σ)
 
     Whether it was done: not where either is some other module, or something hangs on it that a replacement would lose (a grafted
-    child, a hook). That nobody else reads the convolution is the caller's to know.
+    child, a hook). The caller must know that nothing else reads the convolution.
     """
     conv, bn = model.get_submodule(conv_path), model.get_submodule(bn_path)
     if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:

@@ -24,7 +24,7 @@ class Place:
 
     @property
     def row(self) -> str:
-        """The container that it is a numbered child of; "" if it is none's."""
+        """The container of which it is a numbered child; "" if there is none."""
         parent, _, child = self.path.rpartition(".")
         return parent if child.isdigit() else ""
 
