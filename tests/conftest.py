@@ -234,6 +234,23 @@ def same_state(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+WHOLE = {"end_to_end", "properties", "report", "examples", "extras"}  # folders of tests that train or open whole runs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Markers that follow from what a test is: its folder, its fixtures, its name."""
+    for item in items:
+        kinds = {
+            "slow": WHOLE & set(item.path.parts),
+            "browser": {"browser", "page"} & set(getattr(item, "fixturenames", ())),
+            "processes": "process" in item.path.stem,
+            "storm": "storm" in item.name,
+        }
+        for kind, applies in kinds.items():
+            if applies:
+                item.add_marker(kind)
+
+
 @pytest.fixture(autouse=True)
 def _quiet_and_seeded():
     progress.set_quiet(True)

@@ -25,7 +25,7 @@ from letkd.recipes import Recipe, resolve
 from tests.conftest import SIZE, C, Net, a_distiller, a_stream, steps
 
 STAGES = {"stage1": "first", "stage2": "last.0", "stage3": "last"}
-CLASSES: dict[str, type[Method]] = REGISTRY | {cls.name: cls for cls in (FitNet, AT, SP, VID, DKD)}
+CLASSES: dict[str, type[Method]] = dict(REGISTRY) | {cls.name: cls for cls in (FitNet, AT, SP, VID, DKD)}
 OWN = [FitNet, AT, SP, VID, DKD]
 
 
