@@ -159,7 +159,7 @@ def test_markdown():
         (
             ["milestones=[1, 2]"],
             ["epochs=8", "milestones=[2, 4]"],
-            "0.005 became 0.05 in epoch 2; keep them with --set optim.milestones=",
+            "0.005 became 0.05 in epoch 2; keep them with `optim.milestones=",
         ),
         (["schedule=cosine"], ["epochs=5"], "in epoch 1$"),
         (["schedule=linear"], ["epochs=5"], "in epoch 1$"),

@@ -125,7 +125,7 @@ class Opened:
             if model not in list_models() and not self.trust:
                 raise RunError(
                     f"{run.path} names the network {model!r}, which is none of the zoo, and code is not run because a "
-                    "file names it; where you trust it, add `trust=True`"
+                    "file names it; where you trust it, add --trust"
                 )
 
 
