@@ -86,10 +86,8 @@ def main() -> None:
         shown,
     )
     sample = torch.cat([pixels(features["penultimate"]) for features, _ in made])[:: max(1, args.images // 250)]
-    distances = [torch.cdist(sample, fitted.rho_).amin(dim=1).square().mean().item() for fitted in (kmeans, minibatch)]
-    print(
-        f"mean squared distance to the nearest centre: faiss {distances[0]:.4g}, mini-batches {distances[1] / distances[0]:.2f} of that"
-    )
+    faiss, minibatches = (torch.cdist(sample, fitted.rho_).amin(dim=1).square().mean().item() for fitted in (kmeans, minibatch))
+    print(f"mean squared distance to the nearest centre: faiss {faiss:.4g}, mini-batches {minibatches / faiss:.2f} of that")
     compare_with_recorded(args, "fits", ratios)
 
 

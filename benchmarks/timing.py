@@ -60,7 +60,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def interleaved(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median time of every case. Each round runs all cases in turn, so that noise affects all alike; the first round is warm-up.
+    """Median time of every case. Each round runs all cases in turn, so that noise affects all alike; the first is warm-up.
 
     The order differs between rounds, so that no case always follows the same other case and inherits its memory state.
     """
@@ -74,7 +74,7 @@ def interleaved(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[
 
 
 def peak_memory(run: Callable[[], object]) -> int:
-    """Peak of allocated bytes during `run`, minus those allocated before: from torch's allocator on a GPU, from a profile on a CPU."""
+    """Peak of allocated bytes during `run` minus those before: from torch's allocator on a GPU, from a profile on a CPU."""
     from torch.profiler import ProfilerActivity, profile
 
     if torch.cuda.is_available():
