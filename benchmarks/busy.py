@@ -1,9 +1,10 @@
-"""A training step on a quiet machine and beside a process that spins, by how OpenMP's threads wait and how many there are.
+"""A training step on a quiet machine and next to a spinning process, by wait policy and number of OpenMP threads.
 
     python benchmarks/busy.py [--rounds 5] [--steps 30] [--spinners 1] [--check | --record]
 
-Every round starts one process for every way, quiet and beside spinning ones, in an order of its own; medians of the clock's time for
-a step are shown. Ratios are to torch's own way (threads spin) on the quiet machine, for the same network.
+Every round starts one process per setting, on the quiet machine and next to spinning processes, in random order. The table
+shows the median wall-clock time per step. Ratios are relative to torch's default (threads spin) on the quiet machine, for the
+same network.
 """
 
 import os
@@ -14,7 +15,7 @@ import sys
 
 import torch
 
-from timing import begin, parser, settle, show
+from timing import begin, compare_with_recorded, parser, show
 
 STEPS = """
 import sys, time, torch, letkd
@@ -36,7 +37,7 @@ print((time.perf_counter() - start) / steps)
 SPIN = """
 import os
 parent = os.getppid()
-while os.getppid() == parent:  # it ends with the benchmark, however that ends
+while os.getppid() == parent:  # ends when the benchmark ends, for any reason
     for _ in range(1_000_000):
         pass
 """
@@ -83,7 +84,7 @@ def main() -> None:
             rows.append([network, way, f"{1e3 * quiet:.1f}", f"{quiet / unit:.2f}", f"{1e3 * busy:.1f}", f"{busy / unit:.2f}"])
     columns = ["network", "threads", "quiet, ms", "ratio", "busy, ms", "ratio"]
     show(f"a step of cross-entropy, batch 64, {os.cpu_count()} cores, {args.spinners} spinning", columns, rows)
-    settle(args, "busy", ratios)
+    compare_with_recorded(args, "busy", ratios)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""An epoch whose steps read from a `TeacherCache` against the same epoch without any teacher, and with it.
+"""An epoch that reads from a `TeacherCache`, relative to the same epoch without and with the teacher.
 
     python benchmarks/cache.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 7]
                                [--rows letkd-1,letkd-2,kd,crd] [--check | --record]
 
-`given` is the same step with what it needs of the teacher handed to it from memory: student, KD layers and losses alone. Images come
-from the loader in all of them. Every round takes an epoch of every case in turn; the median counts. Beside it: what a view of
-CIFAR-100's 50,000 images takes on disk, from the bytes of the images here, and how far the cached loss is from the uncached one.
-Images are random, and so is the teacher; its labels are about as sharp as a trained one's (see `step.py`).
+`given` is the same step with the teacher's answers already in memory: student, KD layers and losses only. Images come from the
+loader in all cases. Every round runs one epoch of every case in turn; the table shows medians. It also shows the disk space per
+view of CIFAR-100's 50,000 images, extrapolated from the images used here, and the difference between the cached and the
+uncached loss. Images and teacher are random; the labels are about as sharp as those of a trained teacher (see `step.py`).
 """
 
 import tempfile
@@ -20,13 +20,13 @@ import letkd
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller.cache import TeacherCache
 from step import distiller
-from timing import begin, interleaved, parser, settle, show, where
+from timing import begin, compare_with_recorded, device_title, interleaved, parser, show
 
-C, IMAGES, ALL = 100, 200, 50_000  # as many as `step.distiller` fits to
+C, IMAGES, ALL = 100, 200, 50_000  # IMAGES: as many as `step.distiller` fits to
 
 
 class Given:
-    """Stands in the cache's place: the answers of some batches, in turn, already in memory."""
+    """Replaces the cache: the teacher's answers for a few batches, in turn, already in memory."""
 
     def __init__(self, cache: TeacherCache, batches: list[letkd.Batch]):
         self.answers = cycle([cache.read(batch) for batch in batches])
@@ -40,7 +40,7 @@ def epoch(made: letkd.Distiller, loader: Loader, source: object) -> Callable[[],
     device = next(made.parameters()).device
 
     def run() -> None:
-        made.cache = source  # pyright: ignore[reportAttributeAccessIssue] - all that is asked of it is `read`
+        made.cache = source  # pyright: ignore[reportAttributeAccessIssue] - only its `read` is called
         for batch in loader:
             made(batch.to(device)).loss.backward()
             optimizer.step()
@@ -87,11 +87,11 @@ def main() -> None:
             without = f"{times['cache'] / times['teacher']:.2f}"
             shown.append([row, *ms, f"{ratios[row]:.3f}", without, f"{bytes_ / IMAGES * ALL / 1e6:.0f}", f"{off:.1e}"])
     show(
-        f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}; {where()}",
+        f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}; {device_title()}",
         ["step", "given, ms", "cache, ms", "teacher, ms", "cache / given", "cache / teacher", "MB a view", "loss off by"],
         shown,
     )
-    settle(args, "cache", ratios)
+    compare_with_recorded(args, "cache", ratios)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Batched crop and flip against a per-image PIL pipeline, and what batches cost as a share of a training step.
+"""Batched crop and flip, relative to a per-image PIL pipeline, and the cost of batches as a share of a training step.
 
     python benchmarks/data.py [--images 4096] [--batch 128] [--rounds 5] [--check | --record]
 
-Both give normalised float images of 32x32 after a random crop with reflected padding of 4 and a random flip. The second table adds
-RandAugment, TrivialAugment, erasing and mixing to the batched way, each by itself.
+Both pipelines return normalised float images of 32x32 after a random crop with reflected padding of 4 and a random flip. The
+second table adds RandAugment, TrivialAugment, erasing and mixing to the batched pipeline, one at a time.
 """
 
 import random
@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 import letkd
 from letkd.data import Chain, CropFlip, Erase, Loader, Mix, RandAugment, Split, TrivialAugment
-from timing import begin, interleaved, parser, settle, show, where
+from timing import begin, compare_with_recorded, device_title, interleaved, parser, show
 
 MEAN, STD = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
 WAYS = {
@@ -31,7 +31,7 @@ WAYS = {
 
 
 def by_pil(images: list[np.ndarray], batch: int) -> None:
-    """Image by image, as a data set's `__getitem__` does it."""
+    """One image at a time, as in the `__getitem__` of a data set."""
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     order = random.sample(range(len(images)), len(images))
     for start in range(0, len(order), batch):
@@ -62,12 +62,12 @@ def main() -> None:
         F.cross_entropy(student(x), y).backward()
         student.zero_grad()
 
-    cases = {way: partial(deque, loader, 0) for way, loader in loaders.items()}  # an epoch, nothing kept
+    cases = {way: partial(deque, loader, 0) for way, loader in loaders.items()}  # one epoch; batches are discarded
     times = interleaved({"PIL": lambda: by_pil(pictures, args.batch), **cases, "step": step}, args.rounds)
     per = {name: args.images / times[name] for name in ("PIL", "crop")} | {"step": args.batch / times["step"]}
     share = {way: times[way] / steps / times["step"] for way in WAYS}
     show(
-        f"{args.images} images of 32x32, batches of {args.batch}; {where()}",
+        f"{args.images} images of 32x32, batches of {args.batch}; {device_title()}",
         ["way", "images a second", "/ PIL"],
         [[name, f"{rate:,.0f}", f"{rate / per['PIL']:.1f}"] for name, rate in per.items()],
     )
@@ -76,7 +76,7 @@ def main() -> None:
         ["way", "ms", "% of a step"],
         [[way, f"{1000 * times[way] / steps:.2f}", f"{100 * part:.2f}"] for way, part in share.items()],
     )
-    settle(
+    compare_with_recorded(
         args, "data", {"batched / PIL": times["crop"] / times["PIL"]} | {f"{way} / step": part for way, part in share.items()}
     )
 

@@ -1,10 +1,10 @@
-"""The offline fits against the teacher's own forward pass over the same images, and against scikit-learn on the same pixels.
+"""The offline fits, relative to the teacher's forward pass over the same images, and to scikit-learn on the same pixels.
 
     python benchmarks/fits.py [--images 2000] [--teacher resnet56] [--K 4096] [--sklearn] [--check | --record]
 
-Times are for the images given; all but the clustering grow in proportion to them (CIFAR-100 has 50,000, 64 pixels of 64 channels
-each). Peak memory is that of the process over what it was before the fit. `--sklearn` adds scikit-learn's LDA and K-means, which
-hold all pixels.
+Times are for the given number of images; all except the clustering grow in proportion to it (CIFAR-100 has 50,000 images, 64
+pixels of 64 channels each). Memory is the increase of the process's peak memory during the fit. `--sklearn` adds scikit-learn's
+LDA and K-means, which hold all pixels in memory.
 """
 
 import resource
@@ -16,13 +16,13 @@ import letkd
 from letkd.functional import pixels
 from letkd.supervision import KMeansSupervision, SubclassSupervision
 from letkd.taps import Taps
-from timing import begin, parser, seconds, settle, show, where
+from timing import begin, compare_with_recorded, device_title, parser, seconds, show
 
 C, BATCH = 100, 128
 
 
 def peak() -> float:
-    """Most memory that this process ever held, in MB."""
+    """Peak memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     arguments.add_argument("--images", type=int, default=2000)
     arguments.add_argument("--teacher", default="resnet56")
     arguments.add_argument("--K", type=int, default=4096)
-    arguments.add_argument("--pixels-per-centre", type=int, default=16, help="for K-means by faiss; recipes have 256")
+    arguments.add_argument("--pixels-per-centre", type=int, default=16, help="for K-means by faiss; recipes use 256")
     arguments.add_argument("--sklearn", action="store_true")
     args = begin(arguments)
     teacher = letkd.create_model(args.teacher, num_classes=C).eval()
@@ -56,7 +56,7 @@ def main() -> None:
     cases: dict[str, Callable[[], object]] = {
         "the teacher's forward": forward,
         "LDA + sub-classes + table": lambda: subclass.fit(stream("intermediate")),
-        f"K-means, K={args.K}, {args.pixels_per_centre} pixels a centre, faiss": lambda: kmeans.fit(stream("penultimate")),
+        f"K-means, K={args.K}, {args.pixels_per_centre} pixels per centre, faiss": lambda: kmeans.fit(stream("penultimate")),
         f"K-means, K={args.K}, mini-batches": lambda: minibatch.fit(stream("penultimate")),
     }
     if args.sklearn:
@@ -81,14 +81,14 @@ def main() -> None:
         shown.append([name, f"{taken:.1f}", f"{taken / unit:.2f}", f"{peak() - before:.0f}"])
         ratios[name] = taken / unit
     show(
-        f"{args.images} images, {64 * args.images:,} pixels of 64 channels; {where()}",
-        ["fit", "s", "/ forward", "memory over before (MB)"],
+        f"{args.images} images, {64 * args.images:,} pixels of 64 channels; {device_title()}",
+        ["fit", "s", "/ forward", "memory increase (MB)"],
         shown,
     )
-    some = torch.cat([pixels(features["penultimate"]) for features, _ in made])[:: max(1, args.images // 250)]
-    left = [torch.cdist(some, fitted.rho_).amin(dim=1).square().mean().item() for fitted in (kmeans, minibatch)]
-    print(f"mean squared distance to the nearest centre: faiss {left[0]:.4g}, mini-batches {left[1] / left[0]:.2f} of that")
-    settle(args, "fits", ratios)
+    sample = torch.cat([pixels(features["penultimate"]) for features, _ in made])[:: max(1, args.images // 250)]
+    faiss, minibatches = (torch.cdist(sample, fitted.rho_).amin(dim=1).square().mean().item() for fitted in (kmeans, minibatch))
+    print(f"mean squared distance to the nearest centre: faiss {faiss:.4g}, mini-batches {minibatches / faiss:.2f} of that")
+    compare_with_recorded(args, "fits", ratios)
 
 
 if __name__ == "__main__":

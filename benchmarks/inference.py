@@ -1,15 +1,15 @@
-"""What a KD layer costs at inference: the student with layers of K templates against the bare student.
+"""Cost of a KD layer at inference: the student with layers of K templates, relative to the student without layers.
 
     python benchmarks/inference.py [--student resnet20] [--batches 1,128] [--rounds 7] [--check | --record]
 
-The paper has 2 % for the intermediate layer and 2 to 20 % for the penultimate one, with K from 64 to 4096. A row's layer stands at
-the penultimate map, but for the one at the intermediate map with 800 templates (8 for each of 100 classes).
+The paper reports 2 % for the intermediate layer and 2 to 20 % for the penultimate one, with K from 64 to 4096. All rows have a
+layer at the penultimate map, except the one with a layer of 800 templates (8 per class, 100 classes) at the intermediate map.
 """
 
 import torch
 
 import letkd
-from timing import begin, interleaved, parser, settle, show, where
+from timing import begin, compare_with_recorded, device_title, interleaved, parser, show
 
 C = 100
 LAYERS = [("penultimate", K) for K in (64, 256, 1024, 4096)] + [("intermediate", 800)]
@@ -47,8 +47,8 @@ def main() -> None:
             rows[name] += [f"{1e3 * t / repeats:.1f}", f"{t / bare:.2f}"]
             ratios[f"batch {b}, {name}"] = t / bare
     heads = [head for b in args.batches.split(",") for head in (f"batch {b} (ms)", "/ bare")]
-    show(f"{args.student} at inference; {where()}", ["network", *heads], list(rows.values()))
-    settle(args, "inference", ratios)
+    show(f"{args.student} at inference; {device_title()}", ["network", *heads], list(rows.values()))
+    compare_with_recorded(args, "inference", ratios)
 
 
 if __name__ == "__main__":

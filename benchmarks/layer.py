@@ -2,9 +2,9 @@
 
     python benchmarks/layer.py [--student resnet20] [--K 4096] [--batch 64] [--rounds 16] [--check | --record]
 
-The unit is one fp32 step of the student with cross-entropy, timed in the same rounds. Maps are 8x8 with 64 channels. The teacher's
-features are made so that a pixel's labels are about as sharp as a trained ResNet-56's on CIFAR (some 50 above 1e-7 at τ = 1).
-bf16 rows are left out where the processor has no bf16 arithmetic: there they would show emulation.
+The unit is one fp32 step of the student with cross-entropy, timed in the same rounds. Maps are 8x8 with 64 channels. The
+teacher's features are random, with labels about as sharp as those of a trained ResNet-56 on CIFAR (some 50 per pixel above 1e-7
+at τ = 1). Rows in bf16 are omitted if the processor has no bf16 arithmetic, because they would measure its emulation.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from letkd.layer.fused import log_partition
 from letkd.supervision import KMeansSupervision, SubclassSupervision, Supervision
 from letkd.supervision.labels import label_kl
 from letkd.taps import Tap, Taps
-from timing import begin, interleaved, parser, peak_memory, settle, show, where
+from timing import begin, compare_with_recorded, device_title, interleaved, parser, peak_memory, show
 
 C, d, SIZE = 100, 64, 8
 
 
 def features(b: int, y: torch.Tensor) -> torch.Tensor:
-    """Maps whose pixels lie about class means, with a spread that gives labels as sharp as a trained teacher's."""
+    """Pixels around class means, with a variance that makes labels as sharp as those of a trained teacher."""
     means = torch.randn(C, d, generator=torch.Generator().manual_seed(1))
     return 1.6 * (means[y][:, :, None, None] + 0.9 * torch.randn(b, d, SIZE, SIZE)).relu()
 
@@ -106,11 +106,11 @@ def main() -> None:
     memory = {name: peak_memory(run) for name, run in cases.items()}
     unit = times["one CE step (the unit)"]
     show(
-        f"KD layer + labels + loss at 8x8x64, K={args.K}, batch {args.batch}, unit {args.student}; {where()}",
+        f"KD layer + labels + loss at 8x8x64, K={args.K}, batch {args.batch}, unit {args.student}; {device_title()}",
         ["parts", "ms", "units", "peak memory (MB)"],
         [[name, f"{1e3 * t:.0f}", f"{t / unit:.2f}", f"{memory[name] / 1e6:.0f}"] for name, t in times.items()],
     )
-    settle(args, "layer", {name: t / unit for name, t in times.items()})
+    compare_with_recorded(args, "layer", {name: t / unit for name, t in times.items()})
 
 
 if __name__ == "__main__":

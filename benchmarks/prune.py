@@ -1,10 +1,11 @@
-"""What a KD layer costs at inference, whole, folded and pruned: accuracy, and time over that of the same network without it.
+"""Cost of a KD layer at inference, full, folded and pruned: accuracy, and time relative to the same network without it.
 
     python benchmarks/prune.py [RUN or student.safetensors] [--data cifar10 --root FOLDER] [--keep 1024,256,64] [--auto 0.1]
                                [--model resnet20] [--K 4096] [--batches 1,128] [--rounds 30] [--images 3000]
 
-Without a run the layer is freshly made and only the times mean something. Every round takes one forward of every row in turn; the
-fastest counts, in processor time, so run it with OMP_NUM_THREADS=1. All rows are in eval mode, their backbone's BNs folded.
+Without a run, the layer is untrained and only the times are meaningful. Every round runs one forward pass of every row in turn;
+the table shows the fastest, in processor time, so run it with OMP_NUM_THREADS=1. All rows are in eval mode, with the backbone's
+BNs folded.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def without_layers(student: nn.Module) -> nn.Module:
 
 
 def with_norms_folded(student: nn.Module, x: torch.Tensor) -> nn.Module:
-    """So that the layer is compared with a network that is as fast as it gets."""
+    """Fold the backbone's BNs, so that the layer is compared with the fastest form of the network."""
     fold_batch_norms(student, torch.export.export(student, (x,)))
     return student
 
@@ -56,7 +57,9 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--root", type=Path)
     parser.add_argument("--keep", default="1024,512,256,128,64")
-    parser.add_argument("--auto", type=float, help="also the fewest templates within so many points on validation")
+    parser.add_argument(
+        "--auto", type=float, help="also prune to the fewest templates within this many points of validation accuracy"
+    )
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--K", type=int, default=4096)
     parser.add_argument("--batches", default="1,128")

@@ -1,8 +1,8 @@
-"""How long until something happens: `letkd --help`, and `letkd train` on digits to the end of its first step.
+"""Start-up time: `letkd --help`, and `letkd train` on digits to the end of its first step.
 
     python benchmarks/startup.py [--rounds 3] [--check | --record]
 
-Whole processes, by the clock, and beside it the processor's time, which others on the machine disturb less.
+Times whole processes: wall-clock time, and processor time, which other work on the machine disturbs less.
 """
 
 import resource
@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from timing import begin, parser, settle, show
+from timing import begin, compare_with_recorded, parser, show
 
 FIRST_STEP = """
 import sys, time
@@ -31,7 +31,7 @@ loop.train(resolve('digits/tiny/ce'), sys.argv[1])
 
 
 def processor_time() -> float:
-    """Of all processes that this one started and waited for."""
+    """Processor time of all finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -63,7 +63,9 @@ def main() -> None:
             for name, t in middle.items()
         ],
     )
-    settle(args, "startup", {name: t / middle["import torch"] for name, t in middle.items() if name.startswith("letkd")})
+    compare_with_recorded(
+        args, "startup", {name: t / middle["import torch"] for name, t in middle.items() if name.startswith("letkd")}
+    )
 
 
 if __name__ == "__main__":

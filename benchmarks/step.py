@@ -1,11 +1,11 @@
-"""Time and peak memory of one training step by method, interleaved in one run, as ratios to plain cross-entropy.
+"""Time and peak memory of one training step per method, relative to plain cross-entropy.
 
     python benchmarks/step.py [--teacher resnet56] [--student resnet20] [--K 4096] [--batch 64] [--rounds 12]
                               [--rows ce,teacher,kd,letkd-1:plain,letkd-1,letkd-1:bf16] [--check | --record]
 
-A row is a method as `letkd train --method` names it; `:plain` computes the KD layer and its loss as the paper writes them (else they
-are fused), `:bf16` runs under autocast; `teacher` is the teacher's forward alone, as a step runs it. Every round takes one step of
-every row in turn, so that noise of a shared machine falls on all alike; the median is shown.
+A row is a method name of `letkd train --method`. `:plain` computes the KD layer and its loss as the paper writes them (default:
+fused), `:bf16` runs under autocast; `teacher` is only the teacher's forward pass, as in a step. Every round takes one step of
+every row in turn, so that noise of a shared machine affects all rows alike; the table shows medians.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import torch
 import letkd
 from letkd.methods import METHODS
 from letkd.recipes import resolve
-from timing import begin, interleaved, parser, peak_memory, settle, show, where
+from timing import begin, compare_with_recorded, device_title, interleaved, parser, peak_memory, show
 
 C = 100
 ROWS = ["ce", "teacher", "kd", "fitnet", "at", "ab", "fsp", "sp", "vid", "crd", "dkd", "simkd", "tdd"]
@@ -23,13 +23,13 @@ ROWS += ["kd-ls", "dkd-ls", "dist", "reviewkd", "srd", "mlkd"]
 ROWS += ["quest:plain", "quest", "letkd-1:plain", "letkd-1", "letkd-2:plain", "letkd-2"]
 BF16 = ["ce:bf16", "quest:bf16", "letkd-1:plain:bf16", "letkd-1:bf16", "letkd-2:bf16"]
 SITE = "sites.penultimate.supervision"
-K_OF = {"quest": f"quest.{SITE}", "letkd-1": f"letkd.{SITE}", "letkd-2": f"letkd.{SITE}"}  # where K is set
+K_OF = {"quest": f"quest.{SITE}", "letkd-1": f"letkd.{SITE}", "letkd-2": f"letkd.{SITE}"}  # recipe keys of K
 
 
 def distiller(row: str, teacher: torch.nn.Module, student: str, K: int, *, fused: bool) -> letkd.Distiller:
-    """A method as its recipe has it, with a student of its own; supervisions are fitted to random images.
+    """A method with the settings of its recipe and a new student; supervisions are fitted to random images.
 
-    τ = 33 of the mean squared distance between centres makes labels as sharp as those of a trained ResNet-56 on CIFAR at τ = 1.
+    τ = 33 with `scale_free` makes labels as sharp as those of a trained ResNet-56 on CIFAR at τ = 1.
     """
     x = torch.randn(200, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     stream = [letkd.Batch(x[part], part % C, part) for part in torch.arange(200).split(100)]
@@ -44,7 +44,7 @@ def distiller(row: str, teacher: torch.nn.Module, student: str, K: int, *, fused
 
 
 def step(made: letkd.Distiller, batch: letkd.Batch, *, bf16: bool) -> Callable[[], None]:
-    # Only the cost counts: with an untrained teacher a real learning rate makes some methods diverge within a few steps.
+    # A tiny rate: with an untrained teacher, a usual learning rate makes some methods diverge within a few steps.
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-7, momentum=0.9)
 
     def run() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     arguments.add_argument("--student", default="resnet20")
     arguments.add_argument("--K", type=int, default=4096)
     arguments.add_argument("--batch", type=int, default=64)
-    arguments.add_argument("--rows", help="ce first; bf16 rows are among the default ones where the processor has bf16")
+    arguments.add_argument("--rows", help="ce first; the default includes bf16 rows if the processor has bf16")
     args = begin(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     native = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -89,11 +89,11 @@ def main() -> None:
         over = "" if row in ("ce", "teacher") else f"{(t - taught) / unit:.2f}"
         shown.append([row, f"{1e3 * t:.0f}", f"{t / unit:.2f}", over, f"{memory[row] / 1e6:.0f}", f"{memory[row] / base:.2f}"])
     show(
-        f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}; {where()}",
+        f"{args.teacher} → {args.student}, K={args.K}, batch {args.batch}; {device_title()}",
         ["step", "ms", "units", "over student and teacher", "peak memory (MB)", "memory / first"],
         shown,
     )
-    settle(args, "step", {row: t / unit for row, t in times.items()})
+    compare_with_recorded(args, "step", {row: t / unit for row, t in times.items()})
 
 
 if __name__ == "__main__":

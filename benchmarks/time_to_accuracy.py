@@ -1,22 +1,22 @@
-"""Processor time until a student first reaches an accuracy: the field's usual recipe against `--preset fast` with the cache.
+"""Processor time until a student first reaches an accuracy: a common recipe, relative to `--preset fast` with the cache.
 
     python benchmarks/time_to_accuracy.py --root DATA --teacher-weights resnet56.safetensors [--method kd] [--student resnet20]
         [--epochs 30] [--fast-epochs 12] [--target ACCURACY] [--ways usual,fast] [--fraction 1.0] [--batch 64]
 
-The usual recipe: images one by one through PIL, the teacher run at every step, single precision, NCHW, a learning rate that falls by
-ten after 5/8, 6/8 and 7/8 of the epochs, KD layers and losses as the paper writes them. The other ways add one part each, so that the
-table says which part gave what:
+The common recipe reads images one by one through PIL, runs the teacher at every step, in single precision and NCHW, divides the
+learning rate by ten after 5/8, 6/8 and 7/8 of the epochs, and computes KD layers and losses as the paper writes them. Each
+further variant adds one part, so the table shows the contribution of each:
 
     usual     as above
-    batched   + images cut and flipped as batches of tensors
-    fused     + KD layers and losses over chunks of pixels
+    batched   + images cropped and flipped as batches of tensors
+    fused     + KD layers and losses in chunks of pixels
     layout    + channels last, a folded teacher
     cached    + the teacher run once on each of ten views of the images
-    fast      + the preset `fast`: few epochs, a rate that falls linearly to zero
+    fast      + the preset `fast`: few epochs, linear decay of the rate to zero
 
-All ways train in one program, an epoch each in turn. Time is the processor's, of all threads, for training, offline parts and cache,
-not for evaluation. The target is the best validation accuracy of the usual recipe unless `--target` names another. Needs the
-official files of CIFAR-10 and the weights of the teacher; without them it says so and ends.
+All variants train in one process, one epoch each in turn. Time is processor time of all threads for training, offline parts and
+cache, without evaluation. The target is the best validation accuracy of the common recipe unless `--target` sets another. Needs
+the official files of CIFAR-10 and the teacher's weights; without them, it prints a message and ends.
 """
 
 import argparse
@@ -52,7 +52,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # as the teacher was t
 
 @dataclass(frozen=True)
 class Way:
-    """Which parts a way has."""
+    """The parts that a variant uses."""
 
     batched: bool = False
     fused: bool = False
@@ -72,11 +72,11 @@ WAYS = {
 
 
 class ByPIL:
-    """A training set image by image, as a data set's `__getitem__` reads it: zero padding of 4, crop, flip, normalisation."""
+    """A training set read one image at a time, as by `__getitem__`: zero padding of 4, crop, flip, normalisation."""
 
     def __init__(self, data: Dataset, batch: int, seed: int):
         if not isinstance(data.train, Split):
-            raise TypeError("PIL reads images that are in memory")
+            raise TypeError("ByPIL needs images in memory")
         self.pictures = list(data.train.images.permute(0, 2, 3, 1).contiguous().numpy())
         self.labels, self.batch, self.random = data.train.labels, batch, random.Random(seed)
         self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (data.mean, data.std))
@@ -121,7 +121,7 @@ def recipe_of(way: Way, args: argparse.Namespace) -> Recipe:
 
 
 def epochs_of(way: Way, args: argparse.Namespace, shared: Path) -> Iterator[tuple[float, float]]:
-    """After every epoch: processor time so far, and validation accuracy in per cent."""
+    """Yield processor time so far and validation accuracy in per cent after every epoch."""
     began = time.process_time()
     recipe = recipe_of(way, args)
     data = read_data(recipe)
@@ -154,13 +154,13 @@ def main() -> None:
     made.add_argument("--teacher-weights", type=Path, required=True)
     made.add_argument("--method", default="kd")
     made.add_argument("--student", default="resnet20")
-    made.add_argument("--epochs", type=int, default=30, help="of all ways but `fast`")
+    made.add_argument("--epochs", type=int, default=30, help="for all variants except `fast`")
     made.add_argument("--fast-epochs", type=int, default=12)
     made.add_argument("--target", type=float, help="validation accuracy in per cent")
     made.add_argument("--ways", default=",".join(WAYS))
     made.add_argument("--fraction", type=float, default=1.0, help="share of the training images")
     made.add_argument("--batch", type=int, default=64)
-    made.add_argument("--K", type=int, default=512, help="of letKD and QUEST at the penultimate layer")
+    made.add_argument("--K", type=int, default=512, help="number of templates of letKD and QUEST at the penultimate layer")
     made.add_argument("--seed", type=int, default=0)
     args = made.parse_args()
     keep_large_blocks()
@@ -178,7 +178,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         running = {
             name: epochs_of(WAYS[name], args, Path(folder) / name) for name in names
-        }  # each pays for its own offline parts
+        }  # each variant computes its own offline parts
         while running:
             for name in list(running):
                 point = next(running[name], None)

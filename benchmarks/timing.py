@@ -1,4 +1,4 @@
-"""What the benchmarks share: cases timed in turn, peak memory, and ratios compared with those recorded."""
+"""Shared parts of the benchmarks: interleaved timing, peak memory, and comparison with recorded ratios."""
 
 import argparse
 import os
@@ -19,29 +19,27 @@ from letkd.cli.memory import keep_large_blocks
 from letkd.progress import set_quiet
 
 RECORDED = Path(__file__).with_name("recorded.toml")
-MARGIN = 1.5  # a ratio may be so many times the recorded one: machines differ, and a shared one is noisy
+MARGIN = 1.5  # allowed factor over a recorded ratio: machines differ, and shared ones are noisy
 
 
 def parser(doc: str, *, rounds: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rounds", type=int, default=rounds, help="how often every case is timed; the median counts")
-    made.add_argument(
-        "--check", action="store_true", help=f"fail where a ratio is over {MARGIN} times the one in {RECORDED.name}"
-    )
+    made.add_argument("--rounds", type=int, default=rounds, help="number of timings per case; the median is shown")
+    made.add_argument("--check", action="store_true", help=f"fail if a ratio is over {MARGIN} times the one in {RECORDED.name}")
     made.add_argument("--record", action="store_true", help=f"write the ratios to {RECORDED.name}")
     return made
 
 
 def begin(arguments: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line, and set up as the `letkd` command does."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own lines between the tables
+    """Parse the command line and set up the process like the `letkd` command."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides the profiler's log lines
     keep_large_blocks()
     set_quiet(True)
     torch.manual_seed(0)
     return arguments.parse_args()
 
 
-def where() -> str:
+def device_title() -> str:
     """Device and threads, for a table's title."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} thread(s)"
     return f"{device}; {'seconds of CPU' if _one_thread() else 'wall time'}"
@@ -52,7 +50,7 @@ def _one_thread() -> bool:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Time of one call: of the processor on one thread, where others on the machine count least; of the clock elsewhere."""
+    """Time of one call: processor time on one thread, which other work disturbs least; otherwise wall-clock time."""
     clock = time.process_time if _one_thread() else time.perf_counter
     start = clock()
     run()
@@ -62,9 +60,9 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def interleaved(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median time of every case. Each round takes all in turn, so that noise falls on all alike; the first warms up.
+    """Median time of every case. Each round runs all cases in turn, so that noise affects all alike; the first is warm-up.
 
-    In an order of its own, so that no case always follows the same other one and its memory.
+    The order differs between rounds, so that no case always follows the same other case and inherits its memory state.
     """
     times: dict[str, list[float]] = {name: [] for name in cases}
     for k in range(rounds + 1):
@@ -76,7 +74,7 @@ def interleaved(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[
 
 
 def peak_memory(run: Callable[[], object]) -> int:
-    """Bytes held at the worst moment of `run`, over those held before: from torch's allocator, on a CPU by a profile of it."""
+    """Peak of allocated bytes during `run` minus those before: from torch's allocator on a GPU, from a profile on a CPU."""
     from torch.profiler import ProfilerActivity, profile
 
     if torch.cuda.is_available():
@@ -86,12 +84,12 @@ def peak_memory(run: Callable[[], object]) -> int:
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         run()
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted(
         (e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
     ):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return peak
 
 
@@ -104,8 +102,8 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console(width=max(100, Console().width)).print(table)
 
 
-def settle(args: argparse.Namespace, name: str, ratios: Mapping[str, float]) -> None:
-    """Compare this table's ratios with the recorded ones, or record them, as the command line asks."""
+def compare_with_recorded(args: argparse.Namespace, name: str, ratios: Mapping[str, float]) -> None:
+    """With `--check` compare ratios with the recorded ones; with `--record` write them."""
     recorded = tomllib.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     if args.record:
         recorded[name] = {row: round(ratio, 3) for row, ratio in ratios.items()}
@@ -118,5 +116,5 @@ def settle(args: argparse.Namespace, name: str, ratios: Mapping[str, float]) -> 
             if row in table and ratio > MARGIN * table[row]
         ]
         if worse:
-            sys.exit(f"{name}: over {MARGIN} times what is recorded: " + "; ".join(worse))
+            sys.exit(f"{name}: over {MARGIN} times the recorded ratio: " + "; ".join(worse))
         print(f"{name}: {len(ratios.keys() & table.keys())} ratios are within {MARGIN} times the recorded ones")

@@ -1,4 +1,4 @@
-"""What EMA, clipping and a schedule add to a training step, as `letkd train` takes it.
+"""Cost of EMA, clipping and a schedule in a training step of `letkd train`.
 
 python benchmarks/training.py [--student resnet20] [--batch 64] [--rounds 12] [--check | --record]
 """
@@ -13,7 +13,7 @@ from letkd.recipes import resolve
 from letkd.recipes.schedule import lr_factor
 from letkd.training.steps import Steps
 from letkd.training.tally import Tally
-from timing import begin, interleaved, parser, settle, show, where
+from timing import begin, compare_with_recorded, device_title, interleaved, parser, show
 
 EPOCH = 1000  # steps
 WAYS = {
@@ -48,8 +48,10 @@ def main() -> None:
     batch = letkd.Batch(torch.randn(args.batch, 3, 32, 32), torch.arange(args.batch) % 100)
     times = interleaved({way: stepper(args.student, batch, settings) for way, settings in WAYS.items()}, args.rounds)
     rows = [[way, f"{1e3 * t:.1f}", f"{100 * (t / times['plain'] - 1):+.1f} %"] for way, t in times.items()]
-    show(f"a step of {args.student}, batch {args.batch}; {where()}", ["training", "ms", "more than plain"], rows)
-    settle(args, "training", {f"{way} / plain": t / times["plain"] for way, t in times.items() if way != "plain"})
+    show(f"a step of {args.student}, batch {args.batch}; {device_title()}", ["training", "ms", "more than plain"], rows)
+    compare_with_recorded(
+        args, "training", {f"{way} / plain": t / times["plain"] for way, t in times.items() if way != "plain"}
+    )
 
 
 if __name__ == "__main__":
