@@ -162,7 +162,7 @@ def test_predictions_carry_a_checksum_and_fit_their_classes(tmp_path):
     path = tmp_path / "predictions.safetensors"
     Predictions(torch.tensor([0, 2]), torch.tensor([1, 2])).save(path)
     assert Predictions.load(path, 3).labels.tolist() == [1, 2]
-    with pytest.raises(RunError, match="does not hold a class below 2 for each image"):
+    with pytest.raises(RunError, match="does not hold a class below 2 for every image"):
         Predictions.load(path, 2)
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
