@@ -142,7 +142,7 @@ def test_eval_takes_the_size_from_the_weights_then_the_network(letkd, tmp_path):
     _, err = found("resnet8_tiny", "--weights", "plain.safetensors", *folder, "--size", "40")
     code, _, err = letkd("eval", "run", "--size", "a")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--size 'a': the size of images is one side (32) or height and width" in err
+    assert "--size 'a': an image size is one side (32) or height and width" in err
 
 
 def test_what_networks_get_of_a_tree(letkd, tmp_path):
