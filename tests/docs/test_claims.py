@@ -18,7 +18,7 @@ def test_the_test_split_is_read_after_the_last_epoch_only(tmp_path, monkeypatch)
 
         return look
 
-    monkeypatch.setattr(finish, "judge", looking(finish.judge))
+    monkeypatch.setattr(finish, "score", looking(finish.score))
     settings = ["train.epochs=2", "data.fraction=0.05", "student.model='resnet8_tiny'"]
     result = loop.train(resolve("digits/tiny/ce", settings=settings), tmp_path / "run")
     first = seen.index("test")

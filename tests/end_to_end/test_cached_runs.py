@@ -91,8 +91,8 @@ def test_a_comparison_pays_the_teacher_once_where_the_method_allows(letkd, teach
     code, _, err = letkd("compare", "digits/tiny", *given, "--cache", "--out", "runs")
     assert code == 0, err
     assert sorted(made) == [0, 1], "each of two epochs shows a view of its own; KD's and DKD's seeds read the same logits"
-    assert "at: no cache serves it; the teacher runs at every step, on the same views" in err
-    assert "mlkd: it needs two views of every image" in err
+    assert "at: cannot use the cache; the teacher runs at every step, on the same views" in err
+    assert "mlkd: needs two views of every image" in err
     train = {row: resolve(tmp_path / "runs" / row / "seed-1" / "recipe.toml").train for row in ("kd", "dkd", "at", "mlkd")}
     assert {row: (held.cache_views, held.cache_teacher) for row, held in train.items()} == {
         "kd": (10, True),

@@ -90,10 +90,10 @@ def test_show_says_where_each_value_comes_from(letkd):
     ("arguments", "says"),
     [
         (["list", "--filter", "rn57"], "no cell has 'rn57' in its name; nearest: "),
-        (["show", "cifar100/rn57-rn20/kd"], "there is no recipe 'cifar100/rn57-rn20/kd'; nearest: cifar100/rn56-rn20"),
-        (["show", "digits/tiny/letkd"], "there is no method 'letkd'; nearest: letkd-"),
+        (["show", "cifar100/rn57-rn20/kd"], "unknown recipe 'cifar100/rn57-rn20/kd'; nearest: cifar100/rn56-rn20"),
+        (["show", "digits/tiny/letkd"], "unknown method 'letkd'; nearest: letkd-"),
         (["show", "digits/tiny/kd", "--set", "optim.lrr=1"], "unknown key 'optim.lrr' (nearest: lr)"),
-        (["show", "nowhere.toml"], "there is no recipe file nowhere.toml"),
+        (["show", "nowhere.toml"], "the recipe file nowhere.toml does not exist"),
     ],
 )
 def test_list_and_show_with_wrong_names(letkd, arguments, says):
@@ -177,7 +177,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
     assert letkd("eval", "own", "--student", "nets.py:small")[0] == 0
     code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
     assert code == 0
-    assert "student nets.py:small: no taps named, so those that `letkd taps` proposes: penultimate=0" in err
+    assert "student nets.py:small: no taps named, using those that `letkd taps` proposes: penultimate=0" in err
     code, _, err = letkd("train", "digits/tiny/fitnet", *given, "--out", "own4")
     assert code == 2
     assert "has no tap for the role 'stage2'" in err
@@ -187,7 +187,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["train", "digits/tiny/letkd-3"], "there is no method 'letkd-3'; nearest: letkd-"),
+        (["train", "digits/tiny/letkd-3"], "unknown method 'letkd-3'; nearest: letkd-"),
         (
             ["train", "digits/tiny/ce", "--set", "optim.lrr=1", "--set", "train.epohcs=2"],
             "unknown key 'optim.lrr' (nearest: lr); unknown key 'train.epohcs'",
@@ -202,7 +202,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
         (["train", "digits/tiny/kd", "--teacher-tap", "penultimate"], "write role=module.path"),
         (["fit", "digits/tiny/letkd-1"], "needs a trained teacher"),
         (["train", "digits/tiny/kd", "--set", "methods.kd.T=warm"], "kd cannot be made of {'T': 'warm'}"),
-        (["train", "digits/tiny/kd", "--set", "methods.kt.T=4"], "there is no method 'kt' (nearest: kd"),
+        (["train", "digits/tiny/kd", "--set", "methods.kt.T=4"], "unknown method 'kt' (nearest: kd"),
         (["eval", "nowhere"], "nowhere does not exist"),
     ],
 )
@@ -217,7 +217,7 @@ def test_wrong_inputs_get_one_sentence_and_leave_nothing_behind(letkd, tmp_path,
 
 
 def test_debug_shows_the_traceback(letkd):
-    with pytest.raises(Exception, match="there is no method"):
+    with pytest.raises(Exception, match="unknown method"):
         letkd("--debug", "train", "digits/tiny/letkd-3")
     assert letkd("train", "digits/tiny/letkd-3")[0] == 2
 
@@ -251,7 +251,7 @@ def test_compare(letkd, tmp_path):
     assert code == 0, err
     assert re.search(r"│ CRD +│ +\d+\.\d\d", out)
     assert re.search(r"│ FSP +│ +– ", out)
-    assert "FSP does not serve this pair: FSP compares channel with channel" in out
+    assert "FSP does not support this pair: FSP compares channel with channel" in out
     assert "run folder: runs/compare-digits-tiny" in out
     assert (tmp_path / "runs" / "compare-digits-tiny" / "table.md").exists()
     code, _, err = letkd("compare", "--data", "mnist")
@@ -282,4 +282,4 @@ def test_compare_takes_presets(letkd):
     recipe = RunFolder("runs/compare-digits-tiny-fast-quick/ce/seed-0").recipe
     assert (recipe.optim.schedule, recipe.optim.lr) == ("linear", 0.1)
     code, _, err = letkd("compare", "digits/tiny", "--methods", "ce", "--preset", "faster")
-    assert (code, "there is no preset 'faster'; choose one of fast, finetune, paper" in err) == (2, True)
+    assert (code, "unknown preset 'faster'; choose one of fast, finetune, paper" in err) == (2, True)

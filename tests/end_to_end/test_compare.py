@@ -56,7 +56,7 @@ def test_one_failing_method_does_not_stop_the_rest(recipes, tmp_path):
     rows = compare("digits/tiny", ["refuses", "kd", "breaks", "quest", "letkd-1"], tmp_path, trials=1, settings=SMALL)
     by_title = {row.title: row for row in rows}
     assert list(by_title) == ["Teacher", "refuses", "KD", "breaks", "QUEST", "letKD-1"]
-    assert by_title["refuses"].note == "does not serve this pair: the moon is in the wrong house"
+    assert by_title["refuses"].note == "does not support this pair: the moon is in the wrong house"
     assert by_title["breaks"].note == "failed: RuntimeError: broken on purpose"
     assert [len(row.results) for row in rows] == [1, 0, 1, 0, 1, 1]
     assert len(list((tmp_path / "supervision").iterdir())) == 1, "QUEST and letKD-1 share their K-means"
@@ -73,7 +73,7 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 
 def test_wrong_names_are_told_before_anything_is_trained(tmp_path):
-    with pytest.raises(RecipeError, match="there is no method 'qest'"):
+    with pytest.raises(RecipeError, match="unknown method 'qest'"):
         compare("digits/tiny", ["kd", "qest"], tmp_path, trials=1, settings=SMALL)
     assert not list(tmp_path.iterdir())
 
@@ -161,11 +161,11 @@ def test_wrong_files_of_ones_own_get_a_sentence(letkd, tmp_path):
     (tmp_path / "odd.toml").write_text(OWN.replace("[rows.few]", '[rows."../few"]'))
     (tmp_path / "methods.toml").write_text(OWN + "[methods.kd]\n")
     for given, says in {
-        ("mine.toml", "--methods", "ce,fwe"): "there is no method 'fwe'; nearest: few",
+        ("mine.toml", "--methods", "ce,fwe"): "unknown method 'fwe'; nearest: few",
         ("mine.toml", "--against", "fwe"): "--against 'fwe' is no row of this comparison; nearest: few",
         ("odd.toml",): "the row '../few' cannot name a folder",
         ("methods.toml",): "methods.toml has methods of its own (kd), which every row would get",
-        ("none.toml",): "there is no recipe file none.toml",
+        ("none.toml",): "the recipe file none.toml does not exist",
     }.items():
         code, _, err = letkd("compare", *given, "--out", "out")
         assert (code, err.count("\n")) == (2, 1), err

@@ -138,11 +138,11 @@ def test_eval_takes_the_size_from_the_weights_then_the_network(letkd, tmp_path):
     with (tmp_path / "own.py").open("a") as file:
         file.write("num_classes=num_classes)\n    m.input_size = None\n    return m\n")
     _, err = found("own.py:net", "--weights", "plain.safetensors", *folder)
-    assert "does not say the size of its images: evaluated at 224x224; set another with --size" in err
+    assert "does not define its input size: evaluated at 224x224; set another with --size" in err
     _, err = found("resnet8_tiny", "--weights", "plain.safetensors", *folder, "--size", "40")
     code, _, err = letkd("eval", "run", "--size", "a")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--size 'a': the size of images is one side (32) or height and width" in err
+    assert "--size 'a': an image size is one side (32) or height and width" in err
 
 
 def test_what_networks_get_of_a_tree(letkd, tmp_path):

@@ -110,7 +110,7 @@ def test_a_seed_that_fails_is_told_and_the_others_end(tmp_path):
     (tmp_path / "runs" / "seed-1" / "result.json").unlink()
     for path in (tmp_path / "runs" / "seed-1" / "last").iterdir():
         path.write_bytes(b"damaged")
-    with pytest.raises(RunError, match=r"seed-1 failed, the others ended: .*seed-1.*holds no checkpoint that is whole"):
+    with pytest.raises(RunError, match=r"seed-1 failed, the other runs finished: .*seed-1.*holds no intact checkpoint"):
         run_trials(recipe, tmp_path / "runs", 3, jobs=2)
     assert [(tmp_path / "runs" / f"seed-{seed}" / "result.json").exists() for seed in range(3)] == [True, False, True]
 

@@ -131,7 +131,7 @@ def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_rows(tmp_path, monkeypa
 
 def test_wrong_trackers_get_a_sentence(letkd, monkeypatch):
     code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "wandbb")
-    assert (code, err) == (2, "letkd: --log 'wandbb': there is no such tracker; nearest: wandb\n")
+    assert (code, err) == (2, "letkd: --log 'wandbb': unknown tracker; nearest: wandb\n")
     monkeypatch.setitem(sys.modules, "mlflow", None)
     code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "mlflow")
     assert (code, err) == (2, "letkd: --log mlflow needs mlflow, which is not installed: pip install 'letkd[mlflow]'\n")

@@ -159,9 +159,9 @@ WRONG = [
     ),
     (
         ["eval", "resnet8_tiny", "--weights", "w.safetensors", "--data", "digits", "--mean", "0.5"],
-        "mean is 0.5, and it must be 3",
+        "mean is 0.5, but it must be 3",
     ),
-    (["eval", "resnet8_tiny", "--weights", "w.safetensors", "--data", "digits", "--std", "1,1,0"], "one a channel, above 0"),
+    (["eval", "resnet8_tiny", "--weights", "w.safetensors", "--data", "digits", "--std", "1,1,0"], "one per channel, above 0"),
 ]
 
 

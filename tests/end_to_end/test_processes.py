@@ -136,7 +136,7 @@ def test_the_launchers_variables():
 
 def test_a_batch_that_cannot_be_shared_is_told(teacher):  # noqa: F811
     recipe = resolve("digits/tiny/ce", settings=["data.batch_size=15"])
-    with pytest.raises(RecipeError, match=r"data\.batch_size is 15, which 2 processes cannot share evenly"):
+    with pytest.raises(RecipeError, match=r"data\.batch_size is 15, which cannot be divided evenly among 2 processes"):
         loop.train_loader(recipe, loop.read_data(recipe), rank=0, world=2)
 
 

@@ -135,9 +135,9 @@ def test_a_signal_lets_the_step_end_and_the_exit_code_says_resume_me(number, tea
 
 
 def test_a_second_ctrl_c_is_meant():
-    with polite_stop() as wish:
+    with polite_stop() as request:
         signal.raise_signal(signal.SIGINT)
-        assert wish.asked
+        assert request.asked
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -159,10 +159,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teache
     set_quiet(False)
     loop.train(recipe, tmp_path / "run")
     told = capsys.readouterr().err
-    assert "goes on after epoch 2" in told
+    assert "resumes after epoch 2" in told
     if damage != "gone":
         assert f"{last} is damaged" in told
-        assert "the checkpoint before it is used" in told
+        assert "the previous checkpoint is used" in told
     same_end(tmp_path / "whole", tmp_path / "run")
 
 
@@ -172,7 +172,7 @@ def test_two_damaged_checkpoints_are_not_taken_for_a_new_run(teacher, tmp_path, 
         loop.train(recipe, tmp_path / "run", on_step=stop_after(7))
     for name in (NAME, PREVIOUS):
         (tmp_path / "run" / "last" / name).write_bytes(b"nothing of use")
-    with pytest.raises(CheckpointError, match="holds no checkpoint that is whole; remove it to start the run anew"):
+    with pytest.raises(CheckpointError, match="holds no intact checkpoint; remove it to restart the run"):
         loop.train(recipe, tmp_path / "run")
 
 
@@ -207,7 +207,7 @@ loop.train(resolve(sys.argv[1]), sys.argv[2])
 
 def test_a_folder_that_cannot_be_made(teacher, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"the run folder .* could not be made: Not a directory; choose another with `out=`"):
+    with pytest.raises(RunError, match=r"the run folder .* could not be created: Not a directory; choose another with `out=`"):
         loop.train(recipe_for("ce", teacher), tmp_path / "file" / "run")
 
 
@@ -268,7 +268,7 @@ def test_a_run_extended_ends_as_if_planned_so(moment, teacher, tmp_path, monkeyp
 def test_a_run_whose_rates_would_be_others_is_not_extended(teacher, tmp_path):
     loop.train(recipe_for("ce", teacher), tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_bytes()
-    with pytest.raises(RunError, match=r"with 9 epochs its rates would have been others: .* in epoch 3; keep them with `optim"):
+    with pytest.raises(RunError, match=r"with 9 epochs its rates would have differed: .* in epoch 3; keep them with `optim"):
         loop.train(recipe_for("ce", teacher, "train.epochs=9"), tmp_path / "run")
     assert (tmp_path / "run" / "result.json").read_bytes() == before
 
@@ -289,11 +289,11 @@ def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monk
         data = read(recipe)
         other = replace(data.train, images=data.train.images.flip(0))
         monkeypatch.setattr(loop, "read_data", lambda recipe: replace(data, train=other))
-    names = "inputs.json is damaged, so what they were is not known" if change == "damage" else change
+    names = "inputs.json is damaged, so the original inputs are unknown" if change == "damage" else change
     with pytest.raises(
-        RunError, match=rf"began with other inputs \({names}\); put them back, .* resume even so with `force=True`"
+        RunError, match=rf"started with other inputs \({names}\); restore them, .* resume anyway with `force=True`"
     ):
         loop.train(recipe, tmp_path / "run")
     said()
     loop.train(recipe, tmp_path / "run", force=True)
-    assert f"resumes with other inputs than it began with ({names})" in said()
+    assert f"resumes with other inputs than it started with ({names})" in said()

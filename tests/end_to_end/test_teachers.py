@@ -218,7 +218,7 @@ def test_networks_without_a_table_are_read_where_letkd_taps_would(letkd, tree, t
     )
     assert code == 0, err
     line = (
-        "nets.py:{}: no taps named, so those that `letkd taps` proposes: penultimate=1, intermediate=1.0, stage1=0, stage2=1, "
+        "nets.py:{}: no taps named, using those that `letkd taps` proposes: penultimate=1, intermediate=1.0, stage1=0, stage2=1, "
         "pooled=4:input"
     )
     assert (f"student {line.format('small')}" in err) == (method != "kd")

@@ -234,7 +234,7 @@ def test_the_student_is_kept_where_its_evaluation_fails(tmp_path, monkeypatch):
 
     recipe = resolve("digits/tiny/ce", settings=[*SMALL, "data.val=0.0"])
     with monkeypatch.context() as patch:
-        patch.setattr(finish, "judge", fail)
+        patch.setattr(finish, "score", fail)
         with pytest.raises(DataError, match="damaged"):
             loop.train(recipe, tmp_path / "run")
     load_student(tmp_path / "run" / "student.safetensors")

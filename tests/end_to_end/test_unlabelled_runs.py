@@ -114,7 +114,7 @@ def test_from_images_alone_to_a_classifier(letkd, teacher, pictures, tmp_path): 
 
     code, out, err = letkd("eval", "runs/pre")
     assert code == 2
-    assert "images has no labels, so there is no accuracy on it; name labelled images with --data" in err
+    assert "images has no labels, so no accuracy can be computed; name labelled images with --data" in err
     code, out, err = letkd("report", "runs/pre")
     assert code == 0, err
 
@@ -164,10 +164,10 @@ def test_methods_that_need_labels_say_so(method, why, teacher, pictures):  # noq
         (
             "ce",
             ["data.unlabelled_share=1"],
-            "data.unlabelled_share is 1 and the loss is cross-entropy alone, which learns from labels",
+            "data.unlabelled_share is 1 and the loss is cross-entropy only, which needs labels",
         ),
-        ("ce", ["data.name=images"], "images have no labels, and cross-entropy alone learns from labels: choose a method"),
-        ("kd", ["data.name=images", "weights.ce=0.5"], "weights.ce is set, and images have no labels for a cross-entropy"),
+        ("ce", ["data.name=images"], "images have no labels, but cross-entropy needs them: choose a method"),
+        ("kd", ["data.name=images", "weights.ce=0.5"], "weights.ce is set, but images have no labels for a cross-entropy"),
     ],
 )
 def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):
@@ -177,6 +177,6 @@ def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):
 
 def test_a_probe_without_labels_is_told_before_training(teacher, pictures, tmp_path):  # noqa: F811
     recipe = images_alone("kd", teacher, pictures, "probe.name=images", f"probe.root={str(pictures)!r}")
-    with pytest.raises(DataError, match="a probe needs labelled images for training and for test, and images has none"):
+    with pytest.raises(DataError, match="a probe needs labelled training and test images, and images lacks them"):
         loop.train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -354,7 +354,7 @@ def test_feature_methods_run_on_foreign_networks_without_a_word(letkd, folder, m
         *("--set", "teacher.size=64", "--set", "train.steps=1", "--set", "data.batch_size=8"),
     )
     assert code == 0, err
-    assert "no taps named, so those that `letkd taps` proposes: penultimate=" in err
+    assert "no taps named, using those that `letkd taps` proposes: penultimate=" in err
 
 
 OWN = """

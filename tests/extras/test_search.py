@@ -76,7 +76,7 @@ def test_a_search_from_the_first_trial_to_the_report(letkd, tmp_path, monkeypatc
     code, _, err = letkd(*GIVEN, "--trials", 6, "--out", "study", "--pruner", "none")
     assert (code, set(tested)) == (0, {"again"}), err
     code, _, err = letkd(*GIVEN, "--trials", 6, "--out", "study", "--pruner", "none", "--search-seed", 1)
-    assert (code, "is another search: its seed differs" in err) == (2, True)
+    assert (code, "belongs to another search: its seed differs" in err) == (2, True)
 
     code, _, err = letkd("report", "study")
     assert code == 0, err
@@ -114,8 +114,8 @@ def one_of_two_killed(given: Sequence[object], out: str, trials: int, cwd: Path,
     first.communicate()
     _, err = second.communicate(timeout=900)
     assert second.returncode == 0, err
-    assert f"trial {number}: its process ended; taken up again" in err
-    assert f"trial-{number:04}: goes on after epoch" in err, "from its checkpoint"
+    assert f"trial {number}: its process ended; resumed" in err
+    assert f"trial-{number:04}: resumes after epoch" in err, "from its checkpoint"
     return number, err
 
 
@@ -154,7 +154,7 @@ def test_wrong_searches_get_a_sentence(letkd, tmp_path):
         ("digits/tiny/ce", "--over", "weights.kdd=0.5..2.0"): "there is a weight for 'kdd'",
         ("digits/tiny/ce", "--over", "optim.schedule=cosine|sideways"): "'optim.schedule' is 'sideways'",
         ("digits/tiny/kd", *lr): "needs a trained teacher",
-        ("digits/tiny/ce", *lr, "--set", "data.val=0"): "a search chooses on the validation split, and digits has none here",
+        ("digits/tiny/ce", *lr, "--set", "data.val=0"): "a search selects on the validation split, but digits has none here",
         (
             "digits/tiny/ce",
             *lr,
@@ -163,8 +163,8 @@ def test_wrong_searches_get_a_sentence(letkd, tmp_path):
         ): "the storage postgresql://me:…@127.0.0.1:1/x",
         ("digits/tiny/ce", *lr, "--storage", "nonsense://x"): "the storage nonsense://x cannot be used",
         ("digits/tiny/ce", *lr, "--storage", "/proc/nowhere/study.journal"): "cannot be used",
-        ("digits/tiny/ce", *lr, "--launcher", "local:0"): "write how many runs at once, from 1 to 256",
-        ("digits/tiny/ce", *lr, "--launcher", "cloud"): "there is no such launcher",
+        ("digits/tiny/ce", *lr, "--launcher", "local:0"): "write the number of parallel runs, 1 to 256",
+        ("digits/tiny/ce", *lr, "--launcher", "cloud"): "unknown launcher",
         ("digits/tiny/ce", *lr, "--launcher", "slurm:partion=x"): "unknown setting 'partion'; nearest: partition",
         ("digits/tiny/ce", *lr, "--launcher", "local:2", "--jobs", 2): "give one of them",
     }.items():
@@ -221,8 +221,8 @@ def test_a_database_shared_by_two_processes_one_of_them_killed(database, tmp_pat
     _, err = one_of_two_killed(given, "two", 5, tmp_path, epochs=3)
     assert [t.state.name for t in trials_of(tmp_path / "two", "shared", storage=database)] == ["COMPLETE"] * 5
     assert json.loads((tmp_path / "two" / "study.json").read_text())["name"] == "shared"
-    assert "trials ran at the same time: " in err, "TPE's best depends on timing then"
-    assert "another run of this search may find another best" in err
+    assert "trials ran in parallel: " in err, "TPE's best depends on timing then"
+    assert "search may find another best trial" in err
 
 
 def test_a_search_extended_is_that_of_one_go(letkd, tmp_path):
@@ -271,8 +271,8 @@ def test_a_storage_that_breaks_down_leaves_the_trial_open(letkd, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(optuna.storages.RDBStorage, "set_trial_intermediate_value", broken)
         code, _, err = letkd(*given)
-    assert (code, "the line is dead; check that it is there and can be reached" in err) == (2, True), err
+    assert (code, "the line is dead; check that it exists and can be reached" in err) == (2, True), err
     code, _, err = letkd(*given)
     assert code == 0, err
-    assert "trial 0: its process ended; taken up again" in err
+    assert "trial 0: its process ended; resumed" in err
     assert [record.state for record in read_study(tmp_path / "study").trials] == ["COMPLETE"] * 2

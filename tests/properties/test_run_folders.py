@@ -32,4 +32,4 @@ def test_a_log_that_names_a_far_epoch_costs_a_row(ground):
     code, _, err = letkd(*ground.command("export unfinished", home))
     assert code == 2
     assert "none of its 2 epochs is done; finish it with `letkd train" in err
-    assert err.count("metrics.jsonl is damaged: 1 of its 1 rows cannot be read and are left out") == 1
+    assert err.count("metrics.jsonl is damaged: 1 of its 1 rows cannot be read and are skipped") == 1

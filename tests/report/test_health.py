@@ -91,8 +91,8 @@ def test_looking_leaves_no_trace(distiller, training):
 
 def test_chunks_change_nothing(distiller, monkeypatch):
     whole = health(distiller, a_stream()[0])
-    parts = sites.Seen.parts
-    monkeypatch.setattr(sites.Seen, "parts", lambda self: parts(self, largest=1))
+    parts = sites.SiteView.parts
+    monkeypatch.setattr(sites.SiteView, "parts", lambda self: parts(self, largest=1))
     for role, values in health(distiller, a_stream()[0]).items():
         assert values == pytest.approx(whole[role], rel=1e-5)
 

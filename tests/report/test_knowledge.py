@@ -5,7 +5,7 @@ import torch
 
 from letkd.batch import Batch
 from letkd.data import Dataset, Split
-from letkd.inspect.sites import look
+from letkd.inspect.sites import inspect_sites
 from letkd.methods import LetKD, Site, letkd2, quest
 from letkd.report.knowledge import OTHER, knowledge
 from letkd.report.knowledge_pictures import as_json, draw_knowledge, hue
@@ -38,7 +38,7 @@ def test_every_location_tells_what_the_distiller_computes(distiller):
     assert one.name(5) == "cat.2"
     x = (data.test.images[:3].float() / 255 - 0.5) / 0.25
     distiller.eval()
-    seen = look(distiller, Batch(x, torch.arange(3)))["intermediate"]
+    seen = inspect_sites(distiller, Batch(x, torch.arange(3)))["intermediate"]
     with torch.no_grad():
         a, p_T = seen.a(), seen.p_T()
         p_S, p = a.softmax(dim=1), seen.p(a)
@@ -64,7 +64,7 @@ def test_patches_are_the_pixels_nearest_to_a_template(distiller):
     one = next(one for one in knowledge(distiller, data) if one.site == "penultimate")
     supervision = distiller.fittings()["penultimate"].supervision
     x = (data.train.images.float() / 255 - 0.5) / 0.25
-    f_T = look(distiller, Batch(x, data.train.labels))["penultimate"].f_T
+    f_T = inspect_sites(distiller, Batch(x, data.train.labels))["penultimate"].f_T
     distance = torch.cdist(f_T.permute(0, 2, 3, 1).reshape(-1, f_T.shape[1]).double(), supervision.rho_.double())
     label = distance.argmin(dim=1)
     counts = torch.bincount(label, minlength=6)

@@ -57,10 +57,7 @@ def test_code_that_a_recipe_names_is_not_run(runs, tmp_path):
     opened = Opened()
     for open_it in (opened.distiller, opened.teacher):
         assert opened.attempt("knowledge", lambda open_it=open_it: open_it(group.runs[0])) is None
-    assert (
-        "none of the zoo, and code is not run because a file names it; where you trust it, add --trust"
-        in opened.missing[0]
-    )
+    assert "none of the zoo, and code is not run because a file names it; where you trust it, add --trust" in opened.missing[0]
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path, monkeypatch, capsys):

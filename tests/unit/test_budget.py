@@ -39,7 +39,9 @@ def test_phases_come_out_of_the_time():
 
 
 def test_too_little_time_is_one_sentence():
-    with pytest.raises(RecipeError, match=r"--time 10s does not suffice for one step: before and after training 12 s pass"):
+    with pytest.raises(
+        RecipeError, match=r"--time 10s is too short for one step: the work before and after training takes 12 s"
+    ):
         epochs_within(recipe_of(10), Cost(before=8.0, step=0.1, epoch=1.0, after=4.0), 100)
 
 

@@ -180,7 +180,7 @@ def test_a_file_of_ones_own_defines_rows(tmp_path):
     warm, warmer = resolve(own, method="warm"), resolve(own, method="warmer")
     assert (warm.title, warm.methods["kd"]["T"], dict(warm.weights)) == ("Warm", 9.0, {"ce": 0.5, "kd": 3.0})
     assert (warmer.title, warmer.methods["kd"]["T"], warmer.weights["kd"]) == ("Warm", 9.0, 4.0)
-    with pytest.raises(RecipeError, match="there is no method 'wram'; nearest: warm"):
+    with pytest.raises(RecipeError, match="unknown method 'wram'; nearest: warm"):
         resolve(own, method="wram")
     own.write_text("rows = 3")
     with pytest.raises(RecipeError, match="one table per row"):
@@ -196,7 +196,7 @@ def test_a_preset_lies_over_the_cell_and_under_what_the_user_says(tmp_path):
     own.write_text('preset = "fast"\n[data]\nname = "digits"\n[student]\nmodel = "resnet8"\n[train]\nepochs = 7\n')
     assert (resolve(own).optim.schedule, resolve(own).train.epochs) == ("linear", 7)
     assert resolve(own, preset="finetune").optim.name == "adamw"
-    with pytest.raises(RecipeError, match="there is no preset 'fsat'; choose one of fast, finetune, paper"):
+    with pytest.raises(RecipeError, match="unknown preset 'fsat'; choose one of fast, finetune, paper"):
         resolve("digits/tiny/ce", preset="fsat")
 
 
@@ -245,11 +245,11 @@ def test_all_errors_at_once():
 @pytest.mark.parametrize(
     ("name", "method", "settings", "match"),
     [
-        ("digits/tny", None, [], "no recipe 'digits/tny'; nearest: digits/tiny"),
-        ("digits/tiny/letkd2", None, [], "no method 'letkd2'; nearest: letkd-2"),
-        ("digits/tiny/kd", "quest", [], "names the method 'kd' and `method=` names 'quest'"),
+        ("digits/tny", None, [], "unknown recipe 'digits/tny'; nearest: digits/tiny"),
+        ("digits/tiny/letkd2", None, [], "unknown method 'letkd2'; nearest: letkd-2"),
+        ("digits/tiny/kd", "quest", [], "names the method 'kd', but `method=` is 'quest'"),
         ("digits/tiny", None, ["epochs"], "write key=value"),
-        ("missing.toml", None, [], "no recipe file missing.toml"),
+        ("missing.toml", None, [], "the recipe file missing.toml does not exist"),
         (None, "ce", [], "'data.name' is missing; 'student' is missing"),
     ],
 )
@@ -261,7 +261,7 @@ def test_wrong_names(name, method, settings, match):
 def test_a_file_that_is_no_toml(tmp_path):
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe = [")
-    with pytest.raises(RecipeError, match=r"x\.toml is no TOML file"):
+    with pytest.raises(RecipeError, match=r"x\.toml is not a valid TOML file"):
         resolve(path)
 
 

@@ -82,7 +82,7 @@ def test_a_damaged_log_costs_its_rows_and_a_line_says_so(tmp_path, said, line):
     run = a_run(tmp_path / "run", GOOD + line + b'\n{"epoch": 3, "loss": 0.5, "ce": 0.5}\n')
     (group,) = find_groups([tmp_path])
     assert [row["epoch"] for row in group.runs[0].rows] == [1, 3]
-    assert said().count(f"{run.log_file} is damaged: 1 of its 3 rows cannot be read and are left out") == 1
+    assert said().count(f"{run.log_file} is damaged: 1 of its 3 rows cannot be read and are skipped") == 1
     chart = next(chart for chart in curves("p", [group]) if chart.key.startswith("loss-"))
     assert list(chart.series[0].y) == [1.0, None, 0.5]
 
@@ -129,7 +129,7 @@ def test_a_pipe_or_a_device_is_not_waited_for(tmp_path, name, said):
 def test_a_damaged_result_counts_as_none_in_the_report_and_is_named(tmp_path, said, content):
     run = a_run(tmp_path / "run")
     (run.path / "result.json").write_text(content)
-    with pytest.raises(RunError, match=r"result\.json is damaged \(.*\); remove this file, and `letkd train` works"):
+    with pytest.raises(RunError, match=r"result\.json is damaged \(.*\); remove this file; `letkd train` then computes"):
         _ = RunFolder(run.path).result
     assert find_groups([tmp_path])[0].results == []
     assert "result.json is damaged" in said()
@@ -162,7 +162,7 @@ def test_predictions_carry_a_checksum_and_fit_their_classes(tmp_path):
     path = tmp_path / "predictions.safetensors"
     Predictions(torch.tensor([0, 2]), torch.tensor([1, 2])).save(path)
     assert Predictions.load(path, 3).labels.tolist() == [1, 2]
-    with pytest.raises(RunError, match="does not hold a class below 2 for each image"):
+    with pytest.raises(RunError, match="does not hold a class below 2 for every image"):
         Predictions.load(path, 2)
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_is_damaged_or_not_finite_is_not_looked_into(tmp_path,
     path = tmp_path / "checkpoint.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="holds no checkpoint that is whole"):
+    with pytest.raises(CheckpointError, match="holds no intact checkpoint"):
         load_trained(module, tmp_path)
     module[1].running_mean.fill_(float("nan"))
     path.unlink()
@@ -317,7 +317,7 @@ def test_the_recipe_is_compared_again_under_the_lock(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("moment", ["Tally", "added", "finish"])  # before an epoch, after it, at the end
+@pytest.mark.parametrize("moment", ["Tally", "sum_tables", "finish"])  # before an epoch, after it, at the end
 def test_a_run_whose_folder_is_removed_does_not_end_as_finished(tmp_path, monkeypatch, moment):
     recipe, real = resolve("digits/tiny/ce", settings=SMALL), getattr(loop, moment)
 
@@ -327,7 +327,7 @@ def test_a_run_whose_folder_is_removed_does_not_end_as_finished(tmp_path, monkey
         return real(*values)
 
     monkeypatch.setattr(loop, moment, gone)
-    with pytest.raises(RunError, match="run was removed or replaced while the run was training"):
+    with pytest.raises(RunError, match="run was removed or replaced during training"):
         loop.train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists(), "nothing is left in the way of the next start"
 
@@ -346,14 +346,14 @@ def test_an_empty_test_split_is_told_before_anything_is_written(tmp_path, monkey
 
 
 def test_the_student_is_there_before_it_is_evaluated(tmp_path, monkeypatch):
-    judge = finish.judge
+    score = finish.score
 
     def fail_on_test(*values, description, **more):
         if "test" in description:
             raise KeyboardInterrupt
-        return judge(*values, description=description, **more)
+        return score(*values, description=description, **more)
 
-    monkeypatch.setattr(finish, "judge", fail_on_test)
+    monkeypatch.setattr(finish, "score", fail_on_test)
     with pytest.raises(KeyboardInterrupt):
         loop.train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "run")
     assert letkd.load_student(tmp_path / "run" / "student.safetensors")

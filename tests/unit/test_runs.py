@@ -45,7 +45,7 @@ def test_a_folder_keeps_its_recipe_and_refuses_another(tmp_path):
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(RunError, match="holds something that is no run"):
+    with pytest.raises(RunError, match="holds files that are not a run"):
         RunFolder(tmp_path, resolve("digits/tiny/ce"))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -114,7 +114,7 @@ def test_going_on_elsewhere_is_told(tmp_path, capsys, monkeypatch):
     held = json.loads((run.path / "env.json").read_text())
     (run.path / "env.json").write_text(json.dumps(held | {"threads": 999}))
     with run.begin():
-        assert "began under other conditions (threads differ)" in capsys.readouterr().err
+        assert "started in another environment (threads differ)" in capsys.readouterr().err
 
 
 def test_the_environment_is_recorded(tmp_path):
@@ -125,7 +125,7 @@ def test_the_environment_is_recorded(tmp_path):
 
 
 def test_not_a_run(tmp_path):
-    with pytest.raises(RunError, match=r"is no run folder: it has no recipe\.toml"):
+    with pytest.raises(RunError, match=r"is not a run folder: it has no recipe\.toml"):
         _ = RunFolder(tmp_path).recipe
 
 

@@ -61,7 +61,7 @@ def test_as_student_checkpoint_and_supervision(bomb, tmp_path, said):
         load_student(tmp_path / "student.safetensors")
     module = torch.nn.Linear(2, 2)
     (tmp_path / NAME).write_bytes(bomb)
-    with pytest.raises(LetkdError, match="holds no checkpoint that is whole"):
+    with pytest.raises(LetkdError, match="holds no intact checkpoint"):
         load_checkpoint(tmp_path, module, torch.optim.SGD(module.parameters(), lr=0.1))
     supervision = KMeansSupervision(4)
     origin = Origin("t", "p", "d", "s")

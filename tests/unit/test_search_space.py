@@ -46,9 +46,9 @@ def test_whole_numbers_stay_whole():
         ("a=log:1..nan", "write key=LOW..HIGH"),
         ("a=2..1", "the range is empty"),
         ("a=1..1", "the range is empty"),
-        ("a=log:0..1", "a logarithmic range begins above 0"),
-        ("a=x||y", "a choice is empty or there twice"),
-        ("a=x|x", "a choice is empty or there twice"),
+        ("a=log:0..1", "a logarithmic range must start above 0"),
+        ("a=x||y", "a choice is empty or repeated"),
+        ("a=x|x", "a choice is empty or repeated"),
     ],
 )
 def test_what_is_no_range_gets_a_sentence(text, says):

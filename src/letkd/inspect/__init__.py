@@ -1,1 +1,1 @@
-"""What a trained layer does: its health and its sites, for training and for reports."""
+"""Inspection of KD layers: their health and the maps at their sites, for training and reports."""

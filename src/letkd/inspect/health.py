@@ -1,41 +1,41 @@
-"""How the KD layers are: which templates live, what the student keeps of the teacher's knowledge, how far p_S is from p_T."""
+"""Health of the KD layers: which templates are used, how much knowledge the student keeps, how far p_S is from p_T."""
 
 import torch
 from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller
-from letkd.inspect.sites import Seen, at_rest, look
+from letkd.inspect.sites import SiteView, at_rest, inspect_sites
 
 
 def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:
-    """Named values for every site of QUEST or letKD; nothing for other methods. In eval mode, leaving no trace.
+    """Named values for every site of QUEST or letKD; empty for other methods. Runs in eval mode and changes no state.
 
     templates: K.
-    used: templates that are the best match (argmax of p_S) of some pixel.
+    used: templates that are the best match (argmax of p_S) of at least one pixel.
     scale_omega: the learnt scale of ω.
     entropy_S, entropy_T: of p_S and p_T in nats, mean over pixels; at most log K.
     agreement: share of pixels where p_S and p_T have the same argmax.
 
-    Where a KD layer with α > 0 uses them:
+    For a KD layer with α > 0:
 
     dead: templates with p = 0 at every pixel.
     discarded: share of pixels with p = 0 for every template, so that x̂ = x.
     added: Σ_i α‖x'_i‖ / Σ_i ‖x_i‖.
     scale_nu: the learnt scale of ν.
 
-    `entropy_T` and `agreement` are left out where the supervision is not fitted, as none is that no loss term needs.
+    `entropy_T` and `agreement` are omitted if the supervision is not fitted because no loss term needs it.
     """
     with at_rest(distiller):
-        return {role: _of(seen) for role, seen in look(distiller, batch).items()}
+        return {role: _values(view) for role, view in inspect_sites(distiller, batch).items()}
 
 
-def _of(seen: Seen) -> dict[str, float]:
-    K, pixels = seen.omega.weight.shape[0], seen.x.shape[0] * seen.x.shape[2] * seen.x.shape[3]
+def _values(view: SiteView) -> dict[str, float]:
+    K, pixels = view.omega.weight.shape[0], view.x.shape[0] * view.x.shape[2] * view.x.shape[3]
     sums: dict[str, float] = {}
-    best = torch.zeros(K, dtype=torch.bool, device=seen.x.device)
+    best = torch.zeros(K, dtype=torch.bool, device=view.x.device)
     alive = torch.zeros_like(best)
-    for part in seen.parts():
+    for part in view.parts():
         a = part.a()
         log_p_S = torch.log_softmax(a.float(), dim=1)
         winner = a.argmax(dim=1)
@@ -51,11 +51,11 @@ def _of(seen: Seen) -> dict[str, float]:
             found |= {"discarded": (p == 0).all(dim=1).sum(), "x_prime": _length(x_prime), "x": _length(part.x)}
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + float(value)
-    values = {"templates": float(K), "used": float(best.sum()), "scale_omega": float(seen.omega.scale)}
+    values = {"templates": float(K), "used": float(best.sum()), "scale_omega": float(view.omega.scale)}
     values |= {name: sums[name] / pixels for name in ("entropy_S", "entropy_T", "agreement") if name in sums}
-    if seen.layer is not None and seen.uses_knowledge:
+    if view.layer is not None and view.uses_knowledge:
         values |= {"dead": float(K - alive.sum()), "discarded": sums["discarded"] / pixels}
-        values |= {"added": sums["x_prime"] / max(sums["x"], 1e-12), "scale_nu": float(seen.layer.nu.scale)}
+        values |= {"added": sums["x_prime"] / max(sums["x"], 1e-12), "scale_nu": float(view.layer.nu.scale)}
     return values
 
 

@@ -1,4 +1,4 @@
-"""What passes at each site of a distiller for some images: the student's x, the teacher's f_T, and what the KD layer makes of them."""
+"""The maps at each site of a distiller for a batch: the student's x, the teacher's f_T, and the quantities of the KD layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from letkd.taps import Tap, Taps, run_once
 
 
 @dataclass(frozen=True)
-class Seen:
+class SiteView:
     """One site for one batch.
 
     Args:
@@ -29,7 +29,7 @@ class Seen:
         f_T: the teacher's map, pooled to the student's size, `[b d_T h w]`.
         y: the labels.
         omega: the templates: the KD layer's, or those of QUEST's predictor.
-        layer: None where the templates stand outside the student.
+        layer: None if the templates are outside the student.
     """
 
     role: str
@@ -42,12 +42,12 @@ class Seen:
 
     @property
     def uses_knowledge(self) -> bool:
-        """Whether what the templates match goes on into the student."""
+        """Whether the output of the templates enters the student."""
         return self.layer is not None and self.layer.alpha != 0
 
-    def part(self, images: slice) -> "Seen":
-        """The same for some of the images."""
-        return Seen(
+    def part(self, images: slice) -> "SiteView":
+        """The same for a subset of the images."""
+        return SiteView(
             self.role,
             self.x[images],
             self.f_T[images],
@@ -57,8 +57,8 @@ class Seen:
             self.supervision,
         )
 
-    def parts(self, largest: int = 2**22) -> Iterator["Seen"]:
-        """The images in groups whose p_T has at most `largest` numbers (or one image each): K = 4096 is then no matter of memory."""
+    def parts(self, largest: int = 2**22) -> Iterator["SiteView"]:
+        """The images in groups whose p_T has at most `largest` numbers (or one image each), which limits memory for K = 4096."""
         K, (h, w) = self.omega.weight.shape[0], self.x.shape[-2:]
         step = max(1, largest // (K * h * w))
         for first in range(0, len(self.x), step):
@@ -69,7 +69,7 @@ class Seen:
         return self.omega(self.x)
 
     def p(self, a: Tensor) -> Tensor:
-        """What of the scores the student keeps, BN-ReLU(a), `[b K h w]`; all zero where it discards everything."""
+        """The scores that the student keeps, BN-ReLU(a), `[b K h w]`; all zero at pixels where it discards everything."""
         if self.layer is None:
             raise ValueError(f"there is no KD layer at {self.role!r}")
         return F.relu(self.layer.bn(a))
@@ -79,43 +79,44 @@ class Seen:
 
 
 @torch.no_grad()
-def look(distiller: Distiller, batch: Batch) -> dict[str, Seen]:
-    """Both networks' maps at every site of QUEST and letKD, in eval mode; leaves no trace in the distiller or the random stream.
+def inspect_sites(distiller: Distiller, batch: Batch) -> dict[str, SiteView]:
+    """The maps of both networks at every site of QUEST and letKD, in eval mode; changes neither the distiller nor the random stream.
 
-    What it gives is to be used in eval mode too: see `at_rest`.
+    Use the result in eval mode too: see `at_rest`.
     """
-    device, dtype = _kind(distiller.student)
-    batch = _classified(distiller, batch).to(device)
+    device, dtype = _device_and_dtype(distiller.student)
+    batch = _labelled_if_needed(distiller, batch).to(device)
     x = batch.x.to(dtype)
     found: dict[str, tuple[Any, Any, Site]] = {}
-    here: dict[str, Tap] = {}
-    there: dict[str, Tap] = {}
+    student_taps: dict[str, Tap] = {}
+    teacher_taps: dict[str, Tap] = {}
     for method in (method for method in distiller.methods if isinstance(method, PerPixelMethod)):
         for role, site in method.sites.items():
             if isinstance(method, QUEST):
-                layer, omega, here[role] = None, method.templates(role), method.reads.student[role]
+                layer, omega, student_taps[role] = None, method.templates(role), method.reads.student[role]
             else:
                 grafted = method.reads.student[f"{role}.x"]
                 layer = distiller.student.get_submodule(grafted.path)
-                omega, here[role] = layer.get_submodule("omega"), grafted
+                omega, student_taps[role] = layer.get_submodule("omega"), grafted
             found[role] = omega, layer, site
-            there[role] = method.reads.teacher[role + site.supervision.reads]
+            teacher_taps[role] = method.reads.teacher[role + site.supervision.reads]
     if not found or distiller.teacher is None:
         return {}
     # A network may draw random numbers even in eval mode.
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
-        _, ours = run_once(Taps(distiller.student, here), x)
-        shown = x if distiller.teacher_input is None else distiller.teacher_input(x)
-        _, theirs = run_once(Taps(distiller.teacher, there), shown)
-    seen = {}
+        _, student_maps = run_once(Taps(distiller.student, student_taps), x)
+        x_T = x if distiller.teacher_input is None else distiller.teacher_input(x)
+        _, teacher_maps = run_once(Taps(distiller.teacher, teacher_taps), x_T)
+    views = {}
     for role, (omega, layer, site) in found.items():
-        f_T = match_to(theirs[role], (ours[role].shape[-2], ours[role].shape[-1]), role, match=site.match)
-        seen[role] = Seen(role, ours[role], f_T, batch.y, omega, layer, site.supervision)
-    return seen
+        x_role = student_maps[role]
+        f_T = match_to(teacher_maps[role], (x_role.shape[-2], x_role.shape[-1]), role, match=site.match)
+        views[role] = SiteView(role, x_role, f_T, batch.y, omega, layer, site.supervision)
+    return views
 
 
-def _classified(distiller: Distiller, batch: Batch) -> Batch:
-    """The images of a batch that have a label, if labels of some site depend on it; else all of them."""
+def _labelled_if_needed(distiller: Distiller, batch: Batch) -> Batch:
+    """Only the images with a label, if the supervision of a site depends on classes; else all images."""
     methods = [method for method in distiller.methods if isinstance(method, PerPixelMethod)]
     rows = batch.labelled()
     if rows is None or not any(site.supervision.reads_classes for method in methods for site in method.sites.values()):
@@ -124,7 +125,7 @@ def _classified(distiller: Distiller, batch: Batch) -> Batch:
 
 
 def layer_path(distiller: Distiller, role: str) -> str:
-    """Where in the student the KD layer of a site stands."""
+    """Module path of a site's KD layer in the student."""
     for method in (method for method in distiller.methods if isinstance(method, PerPixelMethod)):
         if grafted := method.reads.student.get(f"{role}.x"):
             return grafted.path
@@ -132,14 +133,14 @@ def layer_path(distiller: Distiller, role: str) -> str:
 
 
 class at_rest:
-    """In its block a module is in eval mode, without gradients and in full precision; after it each part is as it was."""
+    """Inside `with`, a module is in eval mode, without gradients and in full precision; afterwards all modes are restored."""
 
     def __init__(self, module: nn.Module):
         self.module = module
 
     def __enter__(self) -> None:
         self._modes = {module: module.training for module in self.module.modules()}
-        device, _ = _kind(self.module)
+        device, _ = _device_and_dtype(self.module)
         self._contexts = (torch.no_grad(), torch.autocast(device.type, enabled=False))
         for context in self._contexts:
             context.__enter__()
@@ -152,6 +153,6 @@ class at_rest:
             context.__exit__(None, None, None)
 
 
-def _kind(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+def _device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
     return first.device, first.dtype

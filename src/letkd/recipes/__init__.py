@@ -1,6 +1,6 @@
 """Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- preset <- user.
 
-A file of the user's own stands for pair and exceptions: base <- method <- preset <- the file <- its table `[rows.METHOD]`.
+A user's file takes the place of pair and exceptions: base <- method <- preset <- the file <- its table `[rows.METHOD]`.
 """
 
 import tomllib
@@ -14,11 +14,11 @@ from letkd.recipes.label_free import label_free_layer
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
-from letkd.recipes.tables import dotted, has, leaves, merge, with_written_taps
+from letkd.recipes.tables import dotted, has, leaves, merge, with_taps_as_text
 
 HERE = Path(__file__).parent
-DEEPEST = 20  # dots in a key: more than any recipe has
-OF_A_TRAINED_TEACHER = ("weights", "mean", "std", "size", "classes")
+MAX_DOTS = 20  # in a key: more than any recipe has
+TRAINED_TEACHER_KEYS = ("weights", "mean", "std", "size", "classes")
 
 __all__ = [
     "Recipe",
@@ -41,12 +41,12 @@ def list_pairs() -> list[str]:
 
 
 def list_methods() -> list[str]:
-    """Every row: the methods that have a recipe here, and those of installed plugins."""
+    """Every row: the methods with a recipe in this package, and those of installed plugins."""
     return sorted({path.stem for path in (HERE / "methods").glob("*.toml")} | _plugin_rows().keys())
 
 
 def list_presets() -> list[str]:
-    """Every preset: settings of training that go with any cell."""
+    """Every preset: training settings for any cell."""
     return sorted(path.stem for path in (HERE / "presets").glob("*.toml"))
 
 
@@ -56,7 +56,7 @@ def list_cells() -> list[str]:
 
 
 def list_rows(path: str | Path) -> list[str]:
-    """The rows that a file of the user's own defines as `[rows.NAME]`."""
+    """The rows that a user's file defines as `[rows.NAME]`."""
     return list(_own_rows(_read(Path(path)), str(path)))
 
 
@@ -69,17 +69,17 @@ def resolve(
     settings: Sequence[str] = (),
     quick: bool = False,
 ) -> Recipe:
-    """The recipe of a cell such as `cifar100/rn56-rn20/letkd-2`, of a pair with `method`, or of a TOML file of one's own.
+    """The recipe of a cell such as `cifar100/rn56-rn20/letkd-2`, of a pair with `method`, or of a user's TOML file.
 
     Args:
-        name: the cell, the pair, or the path of a file (which may hold only what it changes). None for the base alone.
-        method: a row of the table, or one that the file defines as `[rows.NAME]`; `ce` (the student alone) where nothing says
-            otherwise. In the row `teacher` the pair's teacher, whatever sets it, takes the student's place.
-        preset: settings of training that lie over the pair and the method, and under a file of the user's own; `list_presets`
-            has their names. The file may name one itself, with `preset = "fast"`.
-        overrides: what the caller sets, by dotted keys.
-        settings: what the user sets last, as `key=value` strings with TOML values.
-        quick: shrink what the files say to a smoke run; overrides and settings count nevertheless.
+        name: the cell, the pair, or the path of a file (which need only hold what it changes). None for the base only.
+        method: a row of the table, or one that the file defines as `[rows.NAME]`; default: `ce` (the student without a teacher). In
+            the row `teacher`, the pair's teacher takes the student's place.
+        preset: training settings that override pair and method and are overridden by a user's file; see `list_presets`. The file
+            may also name a preset, with `preset = "fast"`.
+        overrides: values by dotted key, set by the caller.
+        settings: `key=value` strings with TOML values, set by the user; applied last.
+        quick: shrink the recipe of the files to a smoke run; overrides and settings still apply.
     """
     return resolve_with_sources(name, method=method, preset=preset, overrides=overrides, settings=settings, quick=quick)[0]
 
@@ -93,23 +93,23 @@ def resolve_with_sources(
     settings: Sequence[str] = (),
     quick: bool = False,
 ) -> tuple[Recipe, dict[str, str]]:
-    """As `resolve`, and where each value comes from: by dotted key, a file, `override`, `--quick` or `--set`.
+    """Like `resolve`, and the source of each value by dotted key: a file, `override`, `--quick` or `--set`.
 
-    A key that nothing sets, so that the schema's own default holds, has no source. Milestones move with the number of epochs where only
-    that is set; their source then says so.
+    A key with the schema's default has no source. If only the number of epochs is set, milestones are scaled with it; their source
+    then says so.
     """
     layers, method = _files(name, method, preset)
     if quick:
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
     layers += [("--set", parse_setting(text)) for text in settings]
-    layers = [(source, with_written_taps(layer)) for source, layer in layers]
+    layers = [(source, with_taps_as_text(layer)) for source, layer in layers]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
     if (scaled := scaled_layer(layers)) is not None:
         layers.append(scaled)
-    if (without := label_free_layer(layers)) is not None:
-        layers.append(without)
+    if (label_free := label_free_layer(layers)) is not None:
+        layers.append(label_free)
     table = _merged(layers)
     recipe = validate(table, f"recipe {name or 'base'}")
     sources = {}
@@ -119,18 +119,18 @@ def resolve_with_sources(
 
 
 def scaling(recipe: Recipe, sources: Mapping[str, str]) -> str | None:
-    """A line for the user where `resolve_with_sources` moved the milestones."""
+    """A line for the user if `resolve_with_sources` scaled the milestones; else None."""
     source = sources.get("optim.milestones", "")
     if ", scaled from " not in source:
         return None
     return f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others"
 
 
-_Layer = tuple[str, dict[str, Any]]  # where it comes from, and what it says
+_Layer = tuple[str, dict[str, Any]]  # source and values
 
 
 def _files(name: str | Path | None, method: str | None, preset: str | None) -> tuple[list[_Layer], str | None]:
-    """What the files say, the first least, and the method that is meant."""
+    """The layers of the files, lowest priority first, and the resolved method."""
     layers = [_packaged("base.toml")]
     own: list[_Layer] = []
     exceptions: dict[str, Any] = {}
@@ -149,23 +149,23 @@ def _files(name: str | Path | None, method: str | None, preset: str | None) -> t
     if method is None and not any(table.get("methods") for _, table in own):
         method = "ce"
     if method is not None:
-        while method in rows:  # a row of the user's own file lies over the rest of that file
+        while method in rows:  # a row of the user's file overrides the rest of that file
             source, row = rows.pop(method)
             own.insert(1, (source, {key: value for key, value in row.items() if key != "like"}))
             method = row.get("like", method)
         if method not in list_methods():
-            raise RecipeError(f"there is no method {method!r}; nearest: {nearest(str(method), [*rows, *list_methods()])}")
+            raise RecipeError(f"unknown method {method!r}; nearest: {nearest(str(method), [*rows, *list_methods()])}")
         for known, layer in _chain(method):
             layers += [layer, exceptions[known]] if known in exceptions else [layer]
     if preset is not None:
         if preset not in list_presets():
-            raise RecipeError(f"there is no preset {preset!r:.60}; choose one of {', '.join(list_presets())}")
+            raise RecipeError(f"unknown preset {preset!r:.60}; choose one of {', '.join(list_presets())}")
         layers.append(_packaged(f"presets/{preset}.toml"))
     return layers + own, method
 
 
 def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
-    """The rows that a user's own file defines: `[rows.NAME]` holds what differs from the method that it is `like`, or named after."""
+    """The rows of a user's file: `[rows.NAME]` holds the differences from the method in `like`, or from the method NAME."""
     rows = table.pop("rows", {})
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise RecipeError(f"{name}: 'rows' must hold one table per row, as in [rows.my-kd] with like = \"kd\"")
@@ -173,16 +173,16 @@ def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
 
 
 def _chain(method: str) -> list[tuple[str, _Layer]]:
-    """A method's file, after those of the methods it is `like`, if it names any: it then holds only what differs."""
+    """The layers of a method: first those of the methods in `like`, if any, then its own file, which holds the differences."""
     rows = _plugin_rows()
     source, table = _packaged(f"methods/{method}.toml") if (HERE / "methods" / f"{method}.toml").exists() else rows[method]
     like = table.pop("like", [])
-    before = [like] if isinstance(like, str) else like
-    return [*(layer for name in before for layer in _chain(name)), (method, (source, table))]
+    parents = [like] if isinstance(like, str) else like
+    return [*(layer for name in parents for layer in _chain(name)), (method, (source, table))]
 
 
 def _plugin_rows() -> dict[str, _Layer]:
-    """Rows of installed plugins: by their recipe files or, for a method without one, with its defaults."""
+    """Rows of installed plugins: from their recipe files or, for a method without one, its defaults."""
     rows: dict[str, _Layer] = {
         entry.name: (f"plugin {entry.value}", {"title": entry.name, "methods": {entry.name: {}}})
         for entry in plugins("methods")
@@ -202,13 +202,13 @@ def _merged(layers: Sequence[_Layer]) -> dict[str, Any]:
 
 
 def _teacher_as_student(layer: dict[str, Any]) -> dict[str, Any]:
-    """The layer with its teacher in the student's place, to be trained from the start: without weights."""
+    """The layer with its teacher in the student's place, without weights, to train it from scratch."""
     rest = {key: value for key, value in layer.items() if key not in ("teacher", "student")}
     if "teacher" not in layer:
         return rest
     teacher = layer["teacher"]
     if isinstance(teacher, Mapping):
-        teacher = {key: value for key, value in teacher.items() if key not in OF_A_TRAINED_TEACHER}
+        teacher = {key: value for key, value in teacher.items() if key not in TRAINED_TEACHER_KEYS}
     return {**rest, "student": teacher}
 
 
@@ -219,10 +219,10 @@ def _split(name: str, method: str | None) -> tuple[str, str | None]:
     pair, _, last = name.rpartition("/")
     if pair in pairs:
         if method is not None and method != last:
-            raise RecipeError(f"the cell {name!r} names the method {last!r} and `method=` names {method!r}; name one")
+            raise RecipeError(f"the cell {name!r} names the method {last!r}, but `method=` is {method!r}; name only one")
         return pair, last
     raise RecipeError(
-        f"there is no recipe {name!r}; nearest: {nearest(name, pairs)} (each followed by /method), or a file that ends in .toml"
+        f"unknown recipe {name!r}; nearest: {nearest(name, pairs)} (each followed by /method); or name a file that ends in .toml"
     )
 
 
@@ -230,9 +230,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecipeError(f"there is no recipe file {path}") from None
+        raise RecipeError(f"the recipe file {path} does not exist") from None
     except (ValueError, RecursionError, OSError) as error:
-        raise RecipeError(f"{path} is no TOML file: {error}") from None
+        raise RecipeError(f"{path} is not a valid TOML file: {error}") from None
 
 
 def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -242,12 +242,12 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> dict[str, Any]:
-    """`key=value` as TOML has it, quotes and all; a key or value that TOML does not know is taken as it stands.
+    """Parse `key=value` as TOML; a key or value that is not valid TOML is used as plain text.
 
-    A key that only one table has may be given alone: `epochs=1` is `train.epochs=1`.
+    A key that only one table has may be given without it: `epochs=1` is `train.epochs=1`.
     """
     key, equals, value = text.partition("=")
-    if not equals or not key.strip() or key.count(".") > DEEPEST:
+    if not equals or not key.strip() or key.count(".") > MAX_DOTS:
         raise RecipeError(f"--set {text!r:.200}: write key=value, as in optim.lr=0.01")
     try:
         found = tomllib.loads(f"value = {value}")["value"]

@@ -1,4 +1,4 @@
-"""Recipes for images without any labels: nothing is there for the cross-entropy to learn from."""
+"""Recipes for images without labels, which have no cross-entropy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ BY_USER = ("override", "--set")
 
 
 def label_free_layer(layers: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
-    """The layer that sets the weight of the cross-entropy to 0 if the data set is `images`; None if it is another.
+    """The layer that sets the weight of the cross-entropy to 0 if the data set is `images`; else None.
 
-    Cross-entropy alone is refused, for such images and for batches of images without a label (`data.unlabelled_share = 1`).
+    Refuses cross-entropy without a method, for such images and for batches without labels (`data.unlabelled_share = 1`).
     """
     table: dict[str, Any] = {}
     for _, layer in layers:
@@ -21,20 +21,20 @@ def label_free_layer(layers: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str,
     data = table.get("data")
     if not isinstance(data, Mapping):
         return None
-    alone = not table.get("methods")
-    if alone and data.get("unlabelled_share") == 1:
+    ce_only = not table.get("methods")
+    if ce_only and data.get("unlabelled_share") == 1:
         raise RecipeError(
-            "data.unlabelled_share is 1 and the loss is cross-entropy alone, which learns from labels: choose a share below 1, or a method "
+            "data.unlabelled_share is 1 and the loss is cross-entropy only, which needs labels: choose a share below 1, or a method "
             "that learns from a teacher (--method letkd-1)"
         )
     if data.get("name") != "images":
         return None
-    if alone:
+    if ce_only:
         raise RecipeError(
-            "images have no labels, and cross-entropy alone learns from labels: choose a method that learns from a teacher (--method "
+            "images have no labels, but cross-entropy needs them: choose a method that learns from a teacher (--method "
             "letkd-1), or name labelled images (--data folder)"
         )
     setting = [source for source, layer in layers if has(layer, CE) and layer["weights"]["ce"]]
     if setting and setting[-1] in BY_USER:
-        raise RecipeError("weights.ce is set, and images have no labels for a cross-entropy; leave it out")
+        raise RecipeError("weights.ce is set, but images have no labels for a cross-entropy; remove it")
     return "no labels", {"weights": {"ce": 0.0}}

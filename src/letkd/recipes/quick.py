@@ -1,4 +1,4 @@
-"""`--quick`: any recipe as a smoke run, which shows that everything fits together and nothing about accuracy."""
+"""`--quick`: shrinks any recipe to a smoke run, which shows that it works but says nothing about accuracy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 EPOCHS, K = 1, 4
 LIMITS = {
     "train": {"epochs": EPOCHS, "steps": 2},
-    "data": {"fraction": 0.02, "batch_size": 16},  # ten images a class of CIFAR-100: seconds for the largest teacher
+    "data": {"fraction": 0.02, "batch_size": 16},  # ten images per class of CIFAR-100: seconds for the largest teacher
 }
 
 
 def quick_layer(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What to lay over a merged table of recipe files to make it a smoke run; nothing gets larger than it was.
+    """The layer that makes a merged table a smoke run; no value becomes larger.
 
-    A value of a wrong kind stays as it is, for the schema to name.
+    A value of a wrong type is left unchanged, for the schema to report.
     """
     layer: dict[str, Any] = {}
     for section, limits in LIMITS.items():
-        held = table.get(section, {})
-        if isinstance(held, Mapping):
-            layer[section] = {key: _at_most(held.get(key, limit), limit) for key, limit in limits.items()}
+        values = table.get(section, {})
+        if isinstance(values, Mapping):
+            layer[section] = {key: _at_most(values.get(key, limit), limit) for key, limit in limits.items()}
     if methods := _small(table.get("methods")):
         layer["methods"] = methods
     phases = table.get("phases")
@@ -29,7 +29,7 @@ def quick_layer(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _small(table: Any) -> dict[str, Any]:
-    """The numbers of clusters, sub-classes and negatives that a method's tables name, each at most `K`."""
+    """The numbers of clusters, sub-classes and negatives in a method's tables, each at most `K`."""
     found = {}
     for key, value in table.items() if isinstance(table, Mapping) else ():
         if key == "K":

@@ -1,4 +1,4 @@
-"""The page docs/recipe.md: every key of a recipe, from the schema itself."""
+"""Generates docs/recipe.md: every key of a recipe, from the schema."""
 
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,11 +12,11 @@ from letkd.recipes.tables import as_toml
 
 HEAD = """# Recipe reference
 
-Made from the schema by `python -m letkd.recipes.reference > docs/recipe.md`; do not edit by hand.
+Generated from the schema by `python -m letkd.recipes.reference > docs/recipe.md`; do not edit by hand.
 
-A recipe is a TOML file. The file of a pair, or your own, holds only what differs from the base. "Default" is the value if nothing
-sets the key; a dash means that there is none. On the command line, `--set KEY=VALUE` sets any key, as in `--set optim.lr=0.01`; a key that
-only one table has may be given without it (`--set epochs=20`). `letkd show CELL` prints a whole recipe and where each value comes from.
+A recipe is a TOML file. The file of a pair, or your own, only needs the keys that differ from the base. "Default" is the value of a
+key that is not set; a dash means no default. On the command line, `--set KEY=VALUE` sets any key, as in `--set optim.lr=0.01`; a key that
+only one table has may be given without it (`--set epochs=20`). `letkd show CELL` prints a complete recipe and the source of each value.
 """
 NESTED = {
     "methods": "See [Methods](methods.md) for the settings of each method.",
@@ -61,7 +61,7 @@ def _sentence(text: str) -> str:
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
-    """The table that a field holds, or holds a list of."""
+    """The table class of a field, or of the items of a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model(part)) is not None), None)
@@ -101,7 +101,7 @@ def _words(annotation: Any) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The values of a Literal, those of Literals inside it, too."""
+    """The values of a Literal, including nested Literals."""
     return [
         value for part in get_args(annotation) for value in (_choices(part) if get_origin(part) is Literal else [str(part)])
     ]

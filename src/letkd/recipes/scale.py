@@ -1,4 +1,4 @@
-"""Milestones that move with the number of epochs."""
+"""Scaling of milestones with the number of epochs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ EPOCHS, MILESTONES, SCHEDULE = ("train", "epochs"), ("optim", "milestones"), ("o
 
 
 def scaled_layer(layers: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
-    """The layer that moves the milestones, where a later layer than theirs sets the epochs alone; None where there is nothing to do.
+    """The layer that scales the milestones, if a layer after theirs sets only the epochs; else None.
 
-    A milestone m of E epochs becomes round(m E'/E) of E'; those that fall together are one, and one at E' or later is left out. A smoke
-    run by `--quick` is as short as it can be, so that its milestones do not matter. Values of a wrong kind are left to the schema.
+    A milestone m of E epochs becomes round(m E'/E) of E'. Equal milestones are merged, and those at E' or later are dropped. A smoke
+    run (`--quick`) is too short for milestones to matter. Values of a wrong type are left to the schema.
     """
     setting = [source for source, layer in layers if has(layer, EPOCHS)]
     at = max((k for k, (_, layer) in enumerate(layers) if has(layer, MILESTONES)), default=None)

@@ -1,15 +1,15 @@
-"""The learning rate of every step, as a recipe has it."""
+"""The learning rate of every step of a recipe."""
 
 import math
 from collections.abc import Callable, Mapping
 
 from letkd.recipes.schema import Optim, Phase, Recipe
 
-MOST_STEPS = 200_000  # looked at: what is compared are rates per step, as schedules give them for so many steps in all
+MAX_STEPS = 200_000  # compared when a run is extended
 
 
 def phase_at(epoch: int, recipe: Recipe) -> tuple[int, Phase | None]:
-    """Which phase an epoch of the whole run, counted from 1, belongs to, and its number in it; None for the main training."""
+    """The number of an epoch within its phase, and the phase (None: the main training). `epoch` counts from 1 over the whole run."""
     for phase in recipe.phases:
         if epoch <= phase.epochs:
             return epoch, phase
@@ -18,10 +18,10 @@ def phase_at(epoch: int, recipe: Recipe) -> tuple[int, Phase | None]:
 
 
 def lr_factor(done: int, recipe: Recipe, steps: int) -> float:
-    """The learning rate of the next step of the main training over the first rate, after `done` steps, `steps` per epoch.
+    """Learning rate of the next step of the main training, as a multiple of the first rate, after `done` steps, `steps` per epoch.
 
     A pure function of the step, so that a resumed run has the same rates and nothing needs to be saved. The warm-up ends with the
-    full rate; what follows it, of length T, is at t with
+    full rate. After it, for step t of T, the factor is
 
         milestones   γ^(number of milestones passed)      linear   1 − t/T      cosine   (1 + cos(π t/T)) / 2
     """
@@ -44,19 +44,19 @@ SCHEDULES: Mapping[str, Callable[[int, int, int, Optim], float]] = {
 }
 
 
-def why_not_extended(held: Recipe, asked: Recipe) -> str | None:
-    """Why a run of `held` is not the beginning of one of `asked`; None where it is: the same rates at every step that `held` has."""
-    epochs = held.train.epochs
-    if asked.train.epochs <= epochs:
-        return f"it has {epochs} epochs, and {asked.train.epochs} are not more"
-    steps = max(1, MOST_STEPS // epochs)
+def why_not_extended(old: Recipe, new: Recipe) -> str | None:
+    """Why a run of `old` cannot be extended to `new`; None if it can: both have the same rates at every step of `old`."""
+    epochs = old.train.epochs
+    if new.train.epochs <= epochs:
+        return f"it has {epochs} epochs, and {new.train.epochs} are not more"
+    steps = max(1, MAX_STEPS // epochs)
     for done in range(epochs * steps):
-        before, after = lr_factor(done, held, steps), lr_factor(done, asked, steps)
+        before, after = lr_factor(done, old, steps), lr_factor(done, new, steps)
         if before != after:
-            keep = f"; keep them with `optim.milestones={held.optim.milestones}`" if held.optim.milestones else ""
+            keep = f"; keep them with `optim.milestones={old.optim.milestones}`" if old.optim.milestones else ""
             return (
-                f"with {asked.train.epochs} epochs its rates would have been others: {before * held.optim.lr:g} became "
-                f"{after * held.optim.lr:g} in epoch {done // steps + 1}"
-                f"{keep if held.optim.schedule == 'milestones' else ''}"
+                f"with {new.train.epochs} epochs its rates would have differed: {before * old.optim.lr:g} became "
+                f"{after * old.optim.lr:g} in epoch {done // steps + 1}"
+                f"{keep if old.optim.schedule == 'milestones' else ''}"
             )
     return None

@@ -1,4 +1,4 @@
-"""Tables laid over tables, and the paths of their values."""
+"""Merging of tables, and the paths of their values."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value with its path; an empty table is a value too."""
+    """Every value with its path; an empty table counts as a value."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, (*path, key))
@@ -28,31 +28,31 @@ def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
             yield (*path, key), value
 
 
-def with_written_taps(layer: dict[str, Any]) -> dict[str, Any]:
-    """The layer with every tap that is a table written as text: `{path = "blocks.10", layout = "tokens"}` is `blocks.10:tokens`."""
+def with_taps_as_text(layer: dict[str, Any]) -> dict[str, Any]:
+    """The layer with taps given as tables converted to text: `{path = "blocks.10", layout = "tokens"}` is `blocks.10:tokens`."""
     found = dict(layer)
-    for who in ("teacher", "student"):
-        network = found.get(who)
+    for side in ("teacher", "student"):
+        network = found.get(side)
         taps = network.get("taps") if isinstance(network, Mapping) else None
         if isinstance(network, Mapping) and isinstance(taps, Mapping):
-            written = {role: _written(tap, f"{who}.taps.{role}") for role, tap in taps.items()}
-            found[who] = {**network, "taps": written}
+            written = {role: _tap_as_text(tap, f"{side}.taps.{role}") for role, tap in taps.items()}
+            found[side] = {**network, "taps": written}
     return found
 
 
-def _written(tap: Any, where: str) -> Any:
+def _tap_as_text(tap: Any, key: str) -> Any:
     if not isinstance(tap, Mapping):
         return tap
-    if unknown := [key for key in tap if key not in TAP_KEYS]:
-        raise RecipeError(f"{where} has no key {unknown[0]!r} (nearest: {nearest(unknown[0], TAP_KEYS)})")
+    if unknown := [name for name in tap if name not in TAP_KEYS]:
+        raise RecipeError(f"{key} has no key {unknown[0]!r} (nearest: {nearest(unknown[0], TAP_KEYS)})")
     if not isinstance(tap.get("path"), str):
-        raise RecipeError(f'{where} needs a path, as in {{path = "blocks.10", layout = "tokens"}}')
+        raise RecipeError(f'{key} needs a path, as in {{path = "blocks.10", layout = "tokens"}}')
     grid = tap.get("grid")
     size = "x".join(map(str, grid)) if isinstance(grid, list | tuple) else grid
     options = [
         tap.get("io"),
         tap.get("layout"),
-        *(f"{key}={value}" for key, value in (("prefix", tap.get("prefix")), ("grid", size))),
+        *(f"{name}={value}" for name, value in (("prefix", tap.get("prefix")), ("grid", size))),
     ]
     return ":".join(
         [tap["path"], *(str(option) for option in options if option is not None and not str(option).endswith("=None"))]
@@ -60,7 +60,7 @@ def _written(tap: Any, where: str) -> Any:
 
 
 def has(table: Mapping[str, Any], path: tuple[str, ...]) -> bool:
-    """Whether the table says anything at this path."""
+    """Whether the table has a value at this path."""
     found: Any = table
     for part in path:
         if not isinstance(found, Mapping) or part not in found:
@@ -70,7 +70,7 @@ def has(table: Mapping[str, Any], path: tuple[str, ...]) -> bool:
 
 
 def dotted(path: tuple[str, ...]) -> str:
-    """The path as TOML writes a key, quoted where it must be: `weights."kd/penultimate"`."""
+    """The path as a TOML key, quoted if necessary: `weights."kd/penultimate"`."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False) for part in path)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.functional import pixels
-from letkd.inspect.sites import Seen, at_rest, look
+from letkd.inspect.sites import SiteView, at_rest, inspect_sites
 from letkd.report.opened import batch_of, some
 from letkd.taps import as_logits
 
@@ -80,14 +80,14 @@ class Knowledge:
         return f"{self.classes[label // self.per_class]}.{label % self.per_class + 1}"
 
 
-def _by_centre(seen: Seen) -> tuple[Tensor, Tensor]:
+def _by_centre(seen: SiteView) -> tuple[Tensor, Tensor]:
     supervision: Any = seen.supervision
     label = seen.p_T().argmax(dim=1)
     gap = pixels(seen.f_T.to(supervision.rho_.dtype)) - supervision.rho_[label.flatten()]
     return label, gap.norm(dim=1).reshape(label.shape)
 
 
-def _by_sub_class(seen: Seen) -> tuple[Tensor, Tensor]:
+def _by_sub_class(seen: SiteView) -> tuple[Tensor, Tensor]:
     supervision: Any = seen.supervision
     b, _, h, w = seen.f_T.shape
     z = supervision.z(seen.f_T)
@@ -96,13 +96,13 @@ def _by_sub_class(seen: Seen) -> tuple[Tensor, Tensor]:
     return label.reshape(b, h, w), (z - centres.flatten(0, 1)[label]).norm(dim=1).reshape(b, h, w)
 
 
-def _by_activation(seen: Seen) -> tuple[Tensor, Tensor]:
+def _by_activation(seen: SiteView) -> tuple[Tensor, Tensor]:
     largest = seen.f_T.max(dim=1)
     return largest.indices, -largest.values
 
 
 # By kind of supervision: the label of every pixel [b h w], and how far the pixel is from what stands for that label.
-ASSIGN: dict[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
+ASSIGN: dict[str, Callable[[SiteView], tuple[Tensor, Tensor]]] = {
     "kmeans": _by_centre,
     "subclass": _by_sub_class,
     "conv3x3": _by_activation,
@@ -117,7 +117,7 @@ def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_f
     near, others = batch_of(data, data.train, some(data.train.labels, few))
     with at_rest(distiller):
         taken = as_logits(distiller.student(shown.x), distiller.student).argmax(dim=1)
-        there, other = look(distiller, shown), look(distiller, near)
+        there, other = inspect_sites(distiller, shown), inspect_sites(distiller, near)
         return [
             _site(seen, other[role], data, originals, taken, others)
             for role, seen in there.items()
@@ -132,7 +132,7 @@ def _spread(labels: Tensor, n: int) -> Tensor:
     return torch.stack([(labels == c).nonzero().flatten()[0] for c in chosen])
 
 
-def _site(seen: Seen, near: Seen, data: Dataset, images: Tensor, taken: Tensor, near_images: Tensor) -> Knowledge:
+def _site(seen: SiteView, near: SiteView, data: Dataset, images: Tensor, taken: Tensor, near_images: Tensor) -> Knowledge:
     M = seen.omega.weight.shape[0]
     per_class = M // data.num_classes if seen.supervision.kind == "subclass" else None
     h, w = seen.x.shape[-2:]
@@ -153,7 +153,7 @@ def _site(seen: Seen, near: Seen, data: Dataset, images: Tensor, taken: Tensor, 
     )
 
 
-def _locations(one: Seen, label: Tensor, per_class: int | None) -> list[Location]:
+def _locations(one: SiteView, label: Tensor, per_class: int | None) -> list[Location]:
     often = [k for k, _ in Counter(label.flatten().tolist()).most_common(HUES)]
     a, p_T = one.a()[0], one.p_T()[0]
     p_S = torch.softmax(a, dim=0)
@@ -178,7 +178,7 @@ def _top(values: Tensor, n: int) -> Entries:
     return [(int(k), float(v)) for v, k in zip(best.values, best.indices, strict=True) if v > 0]
 
 
-def nearest_patches(seen: Seen, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
+def nearest_patches(seen: SiteView, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
     """For the labels that most pixels have: the nearest pixels, each of another image, as patches three pixels of the map wide."""
     parts = [ASSIGN[part.supervision.kind](part) for part in seen.parts()]
     label, distance = torch.cat([one for one, _ in parts]), torch.cat([far for _, far in parts])

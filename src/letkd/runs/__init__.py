@@ -1,1 +1,1 @@
-"""Runs on disk: the run folder with every file in it, checkpoints, evaluation, and results as rows of a table."""
+"""Runs on disk: the run folder and its files, checkpoints, evaluation, and results as rows of a table."""

@@ -1,4 +1,4 @@
-"""The state from which a run goes on: one safetensors file with a checksum, and the one before it."""
+"""Checkpoints, from which a run resumes: one safetensors file with a checksum, and the previous one."""
 
 import json
 import random
@@ -29,20 +29,20 @@ def save_checkpoint(
     state: dict[str, Any],
     average: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write weights, momentum, every process's random streams and `state`, which JSON can hold; refuses what is not finite.
+    """Write weights, optimiser state, the random streams of every process and `state` (JSON); refuses values that are not finite.
 
     All processes must call it; the first writes.
 
     Args:
-        average: of the weights, by name, if the run has one.
+        average: averaged weights by name, if the run has them.
     """
     streams = objects_of_all(random_streams())
     if rank() > 0:
         return
     check_finite(folder, module, state.get("epoch"))
     tensors = {f"module.{name}": value for name, value in module.state_dict().items()}
-    for name, held in _by_name(module, optimizer).items():
-        tensors |= {f"optimizer.{name}.{key}": value for key, value in held.items() if isinstance(value, Tensor)}
+    for name, entries in _by_name(module, optimizer).items():
+        tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items() if isinstance(value, Tensor)}
     tensors |= {f"average.{name}": value for name, value in (average or {}).items()}
     tensors |= {f"random.{name}": torch.stack([stream[name] for stream in streams]) for name in streams[0]}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
@@ -52,7 +52,7 @@ def save_checkpoint(
 
 
 def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
-    """Raises for weights or statistics that diverged."""
+    """Raise an error if weights or statistics are not finite."""
     if (name := first_non_finite(module)) is not None:
         raise NonFiniteError(
             f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
@@ -63,10 +63,10 @@ def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
 def load_checkpoint(
     folder: Path, module: nn.Module, optimizer: optim.Optimizer, average: Mapping[str, Tensor] | None = None
 ) -> dict[str, Any] | None:
-    """Restore what `save_checkpoint` wrote last, or, where that is damaged, before; None where there is none.
+    """Restore the last checkpoint, or the previous one if it is damaged, and return its state; None without a checkpoint.
 
     Args:
-        average: tensors that take the average of the weights, by name.
+        average: tensors to restore the averaged weights into, by name.
     """
     found = read_checkpoint(folder)
     if found is None:
@@ -82,31 +82,31 @@ def load_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
-    """The last checkpoint whose checksum is right: its file, tensors and state; None where there is none at all."""
+    """The last checkpoint with a correct checksum: its file, tensors and state; None without a checkpoint."""
     found = [path for path in (folder / NAME, folder / PREVIOUS) if path.exists()]
     for path in found:
         try:
             return (path, *_read(path))
         except CheckpointError as error:
-            say(f"{error}; the checkpoint before it is used" if path != found[-1] else str(error))
+            say(f"{error}; the previous checkpoint is used" if path != found[-1] else str(error))
     if found:
-        raise CheckpointError(f"{folder} holds no checkpoint that is whole; remove it to start the run anew")
+        raise CheckpointError(f"{folder} holds no intact checkpoint; remove it to restart the run")
     return None
 
 
 def load_trained(module: nn.Module, folder: Path) -> None:
-    """Take the weights alone from the last checkpoint that is whole; NaN, and parameters that are not finite, are refused."""
+    """Load only the weights of the last intact checkpoint; refuses NaN, and parameters that are not finite."""
     found = read_checkpoint(folder)
     if found is None:
         raise CheckpointError(f"{folder} holds no checkpoint")
     path, tensors, _ = found
-    held = _of_module(tensors)
+    weights = _of_module(tensors)
     parameters = {name for name, _ in module.named_parameters()}
-    bad = [name for name, value in held.items() if _is_bad(value, infinite=name in parameters)]
+    bad = [name for name, value in weights.items() if _is_bad(value, infinite=name in parameters)]
     if bad:
         raise CheckpointError(f"{path} holds NaN or infinity in {bad[0]!r}; lower the learning rate and train again")
     try:
-        module.load_state_dict(held)
+        module.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit its recipe: {reason(error)}") from None
 
@@ -127,7 +127,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is not a dict
         if checksum(tensors, metadata["state"]) != metadata["sha256"]:
             raise CheckpointError(f"{path} is damaged (its checksum differs)")
         return tensors, Position.model_validate_json(metadata["state"]).model_dump()
@@ -136,28 +136,28 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _restore(path: Path, tensors: dict[str, Tensor], module: nn.Module, optimizer: optim.Optimizer) -> None:
-    held = _of_module(tensors)
-    if other := set(module.state_dict()) ^ set(held):
+    weights = _of_module(tensors)
+    if other := set(module.state_dict()) ^ set(weights):
         raise CheckpointError(f"{path} belongs to another model: {', '.join(sorted(other)[:4])} differ; choose another folder")
-    module.load_state_dict(held)
+    module.load_state_dict(weights)
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
         for key in (key for key in tensors if key.startswith(prefix) and "." not in key[len(prefix) :]):
-            entry = key[len(prefix) :]  # Adam and its kin count their steps on the CPU
+            entry = key[len(prefix) :]  # Adam and its variants count their steps on the CPU
             optimizer.state[parameter][entry] = tensors[key] if entry == "step" else tensors[key].to(parameter.device)
     streams = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
     processes = len(next(iter(streams.values())))
     if processes != world():
-        say(f"{path} was written by {processes} processes and goes on with {world()}: the last digits will differ")
+        say(f"{path} was written by {processes} processes and resumes with {world()}: the last digits will differ")
     set_random_streams({name: value[rank() % processes].clone() for name, value in streams.items()})
 
 
 def random_streams() -> dict[str, Tensor]:
-    """Where Python's, numpy's, torch's and, if there is one, the GPU's random streams stand, each as a tensor of fixed size."""
+    """The states of the random generators of Python, numpy, torch and, if present, the GPU, each as a tensor of fixed size."""
     version, words, gauss = random.getstate()
     python = [version, *words, gauss is not None, gauss or 0.0]
-    held: Any = np.random.get_state(legacy=True)
-    _, keys, position, has_gauss, cached = held
+    numpy_state: Any = np.random.get_state(legacy=True)
+    _, keys, position, has_gauss, cached = numpy_state
     streams = {
         "python": torch.tensor(python, dtype=torch.float64),
         "numpy": torch.tensor([*keys.tolist(), position, has_gauss, cached], dtype=torch.float64),
@@ -169,7 +169,7 @@ def random_streams() -> dict[str, Tensor]:
 
 
 def set_random_streams(streams: dict[str, Tensor]) -> None:
-    """Put them back to where `random_streams` found them. The tensors must be whole: torch's own look past the view of a larger one."""
+    """Restore the states that `random_streams` returned. The tensors must not be views: torch reads beyond a view of a larger tensor."""
     version, *words, has_gauss, gauss = streams["python"].tolist()
     random.setstate((int(version), tuple(int(word) for word in words), gauss if has_gauss else None))
     *keys, position, has_gauss, cached = streams["numpy"].tolist()

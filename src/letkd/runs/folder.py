@@ -1,4 +1,4 @@
-"""The run folder: every file in it, by name, with what reads and what writes it."""
+"""The run folder: names of its files, readers and writers."""
 
 import json
 import math
@@ -33,14 +33,14 @@ Tell = Callable[[str], object]
 class RunFolder:
     """One run on disk: recipe, environment, log, fitted supervision, checkpoint, student, predictions, result.
 
-    Every reader checks what it reads. A damaged file is a RunError that names it and says what to do; the log alone loses the rows
-    that are damaged, and a line says so. Nothing is written before `begin`: a command that turns out wrong leaves nothing behind.
+    Every reader checks what it reads. A damaged file raises a RunError that names the file and says what to do; only damaged rows of
+    the log are skipped, with a message. Nothing is written before `begin`, so a wrong command leaves nothing behind.
 
     Args:
         path: the folder.
-        recipe: of a run that is to be trained here: a folder with another recipe, or with other things in it, is refused. With the
-            same recipe but for more epochs the run is extended, if its rates so far would have been the same. The recipe of the
-            folder itself if omitted.
+        recipe: of a run to train here; a folder with another recipe or with other files is refused. If only the number of epochs is
+            larger, the run is extended, provided that its learning rates so far would have been the same. Default: the recipe in
+            the folder.
     """
 
     RECIPE: ClassVar = "recipe.toml"
@@ -55,10 +55,10 @@ class RunFolder:
     def __init__(self, path: str | Path, recipe: Recipe | None = None):
         self.path = must_be_utf8(Path(path))
         self._lock: int | None = None
-        self.extends = False  # whether `recipe` is that of the folder but for more epochs
+        self.extends = False  # whether `recipe` differs from the folder's only by more epochs
         if recipe is not None:
             self.recipe = recipe
-            self._must_be_ours()
+            self._check_ownership()
 
     # -------------------------------------------------------------------------------------------- names
 
@@ -68,12 +68,12 @@ class RunFolder:
 
     @property
     def log_file(self) -> Path:
-        """A JSON object for each epoch: line n is epoch n; a line that is lost stays empty."""
+        """One JSON object per epoch: line n is epoch n; a lost line stays empty."""
         return self.path / self.LOG
 
     @property
     def supervision(self) -> Path:
-        """Folder of fitted supervisions, and of what is cached of the teacher."""
+        """Folder of fitted supervisions and of the teacher's cache."""
         return self.path / self.SUPERVISION
 
     @property
@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def trackers(self) -> Path:
-        """What trackers call the run, so that it resumes there, too; see `letkd.training.trackers`."""
+        """The run's ids in trackers, so that it resumes there, too; see `letkd.training.trackers`."""
         return self.path / "trackers.json"
 
     @property
@@ -101,22 +101,22 @@ class RunFolder:
 
     @property
     def averaged_student(self) -> Path:
-        """The student with the average of the weights, of runs with `train.ema`."""
+        """The student with averaged weights, of runs with `train.ema`."""
         return self.path / "student_ema.safetensors"
 
     @property
     def predictions(self) -> Path:
-        """What the student takes each test image for; see `letkd.runs.evaluation.Predictions`."""
+        """The student's predictions on the test images; see `letkd.runs.evaluation.Predictions`."""
         return self.path / "predictions.safetensors"
 
     @property
     def best_on_validation(self) -> Path:
-        """Weights of the epoch that was best on the validation split."""
+        """Weights of the best validation epoch."""
         return self.path / "best_on_validation.safetensors"
 
     @property
     def inputs(self) -> Path:
-        """Fingerprints of the teacher and the images that the run began with; see `letkd.training.inputs`."""
+        """Fingerprints of the teacher and the images at the start of the run; see `letkd.training.inputs`."""
         return self.path / self.INPUTS
 
     @property
@@ -126,17 +126,17 @@ class RunFolder:
 
     @classmethod
     def children(cls, folder: Path) -> list[Path]:
-        """The folders directly in this one that hold a run."""
+        """The direct subfolders that hold a run."""
         return sorted(found.parent for found in folder.glob(f"*/{cls.RECIPE}"))
 
     @classmethod
     def below(cls, folder: Path) -> list[Path]:
-        """Every folder, this one or below it, that holds a run; links are not followed."""
+        """This folder and all folders below it that hold a run; links are not followed."""
         return sorted(found.parent for found in folder.rglob(cls.RECIPE))
 
     @classmethod
     def noted_below(cls, folder: Path) -> list[Path]:
-        """Every folder, this one or below it, in which a comparison left a note."""
+        """This folder and all folders below it in which a comparison left a note."""
         return sorted(found.parent for found in folder.rglob(cls.NOTE))
 
     # -------------------------------------------------------------------------------------------- readers
@@ -145,65 +145,65 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """The resolved recipe."""
         if not self.recipe_file.exists():
-            raise RunError(f"{self.path} is no run folder: it has no {self.RECIPE}")
+            raise RunError(f"{self.path} is not a run folder: it has no {self.RECIPE}")
         return validate(self._recipe_table(), str(self.recipe_file))
 
     @property
     def epochs(self) -> int:
-        """How many epochs the recipe has, phases included."""
+        """Number of epochs, including phases."""
         return self.recipe.train.epochs + sum(phase.epochs for phase in self.recipe.phases)
 
     def rows(self, *, before: float = math.inf, tell: Tell = say) -> list[dict[str, Any]]:
-        """The log's rows of the epochs before one; those after it belong to work that a kill undid.
+        """The rows of the log for the epochs before `before`; later rows belong to work that was lost in a kill.
 
         Args:
-            tell: gets a line if rows are damaged; they are left out.
+            tell: gets a message if rows are damaged; these are skipped.
         """
         return [row for row in self._log_lines(tell) if row is not None and row["epoch"] < before]
 
     @property
     def result(self) -> Result | None:
-        """What the run reports; None while it is not finished."""
+        """The result of the run; None if it is not finished."""
         if self.extends:
             return None
         path = self.path / self.RESULT
-        advice = "remove this file, and `letkd train` works the result out again"
+        advice = "remove this file; `letkd train` then computes the result again"
         return self._read(path, RESULT, advice)
 
     @property
     def note(self) -> Note | None:
-        """Why a comparison has no runs here; None if it said nothing."""
-        return self._read(self.path / self.NOTE, NOTE, "remove it, and the comparison says again what did not run")
+        """Why a comparison has no runs here; None without a note."""
+        return self._read(self.path / self.NOTE, NOTE, "remove it; the comparison then writes it again")
 
     # -------------------------------------------------------------------------------------------- writers
 
     @contextmanager
     def begin(self, **choices: Any) -> Iterator[None]:
-        """Hold the folder against other processes, and write recipe and environment, unless an earlier start did.
+        """Lock the folder against other processes; write recipe and environment unless an earlier start did.
 
         Args:
-            choices: what was decided for this machine, for the environment.
+            choices: settings resolved for this machine, added to the environment.
         """
         now = environment() | choices
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"the run folder {self.path} could not be made: {error.strerror}; choose another with `out=`"
+                f"the run folder {self.path} could not be created: {error.strerror}; choose another with `out=`"
             ) from None
         with hold(self.path / self.LOCK) as self._lock:
             try:
-                self._must_be_ours()  # again: another process may have begun here in the meantime
+                self._check_ownership()  # again: another process may have started here in the meantime
                 for folder in (self.last, self.supervision, self.tensorboard):
                     refuse_links(folder)
-                refuse_link(self.wandb)  # wandb puts links of its own into it
+                refuse_link(self.wandb)  # wandb puts its own links into it
                 for folder in (self.path, self.last):
                     sweep(folder, older=0)
                 if self.extends:
                     self._extend()
                 if self.recipe_file.exists():
-                    self._tell_changes(now)
-                    self.rows()  # says which of them are lost; `log` then does not
+                    self._report_changes(now)
+                    self.rows()  # reports lost rows once; `log` does not report them
                 else:
                     write_whole(self.path / self.ENVIRONMENT, json.dumps(now, indent=1).encode())
                     write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
@@ -214,31 +214,29 @@ class RunFolder:
     def _extend(self) -> None:
         before = RunFolder(self.path).recipe
         say(f"{self.path}: extended from {before.train.epochs} to {self.recipe.train.epochs} epochs")
-        (self.path / self.RESULT).unlink(missing_ok=True)  # first: it is not the longer run's
+        (self.path / self.RESULT).unlink(missing_ok=True)  # first: it is not the result of the longer run
         write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
         self.extends = False
 
-    def must_be_there(self) -> None:
-        """Raise if the folder was removed or replaced since `begin`: what is written now would be no run."""
+    def check_present(self) -> None:
+        """Raise an error if the folder was removed or replaced since `begin`."""
         if self._lock is None:
             return
         lock = self.path / self.LOCK
         ours = not lock.exists() or os.path.samestat(os.fstat(self._lock), lock.lstat())
         if not (ours and self.exists):
-            raise RunError(
-                f"{self.path} was removed or replaced while the run was training; run the same command to start again"
-            )
+            raise RunError(f"{self.path} was removed or replaced during training; run the same command to start again")
 
     def log(self, row: dict[str, Any]) -> None:
-        """Write one epoch's row into the log, and drop those after it: all of it or nothing."""
-        self.must_be_there()
-        lines = [b"" if held is None else json.dumps(held).encode() for held in self._log_lines(lambda line: None)]
+        """Write the row of an epoch to the log and drop later rows, atomically."""
+        self.check_present()
+        lines = [b"" if other is None else json.dumps(other).encode() for other in self._log_lines(lambda line: None)]
         lines = lines[: row["epoch"] - 1]
         lines += [b""] * (row["epoch"] - 1 - len(lines))
         write_whole(self.log_file, b"".join(line + b"\n" for line in [*lines, json.dumps(row).encode()]))
 
     def finish(self, result: Result) -> None:
-        self.must_be_there()
+        self.check_present()
         write_whole(self.path / self.RESULT, json.dumps(asdict(result), indent=1).encode())
 
     def keep_note(self, note: Note) -> None:
@@ -251,8 +249,8 @@ class RunFolder:
 
     # -------------------------------------------------------------------------------------------- inside
 
-    def _must_be_ours(self) -> None:
-        """Raise if the folder holds another run, or something else."""
+    def _check_ownership(self) -> None:
+        """Raise an error if the folder holds another run or other files."""
         if self.recipe_file.exists():
             changed = differences(self._recipe_table(), json.loads(json.dumps(self._table(), default=str)))
             why = f"it differs in {', '.join(changed)}" if changed else None
@@ -261,11 +259,11 @@ class RunFolder:
                 self.extends = why is None
             if why is not None:
                 raise RunError(f"{self.path} holds another run ({why}); choose another folder with `out=`, or remove it")
-        elif self.path.exists() and (not self.path.is_dir() or any(map(self._foreign, self.path.iterdir()))):
-            raise RunError(f"{self.path} exists and holds something that is no run; choose another folder with `out=`")
+        elif self.path.exists() and (not self.path.is_dir() or any(map(self._is_foreign, self.path.iterdir()))):
+            raise RunError(f"{self.path} exists and holds files that are not a run; choose another folder with `out=`")
 
-    def _foreign(self, path: Path) -> bool:
-        """Whether a folder without a recipe may not hold this: fitted supervision and what a failed start left may be there."""
+    def _is_foreign(self, path: Path) -> bool:
+        """Whether this file is not allowed in a folder without a recipe; supervision and remains of a failed start are."""
         return path.name not in (self.SUPERVISION, self.LOCK, self.ENVIRONMENT) and SCRAP.fullmatch(path.name) is None
 
     def _table(self) -> dict[str, Any]:
@@ -278,17 +276,17 @@ class RunFolder:
             raise RunError(f"{self.recipe_file} is damaged: {reason(error)}") from None
 
     def _log_lines(self, tell: Tell) -> list[dict[str, Any] | None]:
-        """The log line by line, None for a line that is not the row of its epoch."""
+        """The lines of the log; None for a line that is not the row of its epoch."""
         try:
             lines = read_plain(self.log_file).splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
-            tell(f"{self.log_file} cannot be read ({error.strerror}); its rows are left out")
+            tell(f"{self.log_file} cannot be read ({error.strerror}); its rows are skipped")
             return []
         rows = [_row(line, epoch) for epoch, line in enumerate(lines, start=1)]
         if lost := rows.count(None):
-            tell(f"{self.log_file} is damaged: {lost} of its {len(rows)} rows cannot be read and are left out")
+            tell(f"{self.log_file} is damaged: {lost} of its {len(rows)} rows cannot be read and are skipped")
         return rows
 
     def _read(self, path: Path, kind: TypeAdapter, advice: str) -> Any:
@@ -299,18 +297,18 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunError(f"{path} is damaged ({reason(error)}); {advice}") from None
 
-    def _tell_changes(self, now: dict[str, Any]) -> None:
+    def _report_changes(self, now: dict[str, Any]) -> None:
         path = self.path / self.ENVIRONMENT
         try:
             before = self._read(path, TABLE, "")
         except RunError:
             before = None
         if before is None:
-            say(f"{path} is damaged: under which conditions the run began is not known any more")
+            say(f"{path} is damaged: the environment at the start of the run is unknown")
             return
         changed = [key for key in differences(before, json.loads(json.dumps(now))) if key != "command"]
         if changed and self.result is None:
-            say(f"{self.path}: began under other conditions ({', '.join(changed)} differ); the last digits may differ, too")
+            say(f"{self.path}: started in another environment ({', '.join(changed)} differ); the last digits may differ, too")
 
 
 def _row(line: bytes, epoch: int) -> dict[str, Any] | None:
@@ -322,7 +320,7 @@ def _row(line: bytes, epoch: int) -> dict[str, Any] | None:
 
 
 def environment() -> dict[str, Any]:
-    """What could change the numbers: versions, machine, threads, processes."""
+    """What could affect the numbers: versions, machine, threads, processes."""
     import torch
 
     versions = {}
@@ -350,7 +348,7 @@ def environment() -> dict[str, Any]:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
-    """The keys, with dots, in which two tables differ."""
+    """The dotted keys in which two tables differ."""
     changed = []
     for key in sorted(one.keys() | other.keys()):
         a, b = one.get(key), other.get(key)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell: `text`, `below` it in small letters, and whether it is the best of its column."""
+    """A cell: `text`, small print `below` it, and whether it is bold (the best of its column)."""
 
     text: str
     below: str = ""
@@ -53,7 +53,7 @@ def as_latex(grid: Grid) -> str:
 
 
 def as_html(grid: Grid) -> str:
-    """A table element that scrolls sideways where it is wider than the page."""
+    """A table element that scrolls horizontally if it is wider than the page."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in grid.head)
     rows = "".join(
         "<tr>" + "".join(_html(cell, "th" if k == 0 else "td") for k, cell in enumerate(row)) + "</tr>" for row in grid.rows
@@ -81,7 +81,7 @@ def as_rich(grid: Grid) -> "Table":
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Plain values; nothing where there is none. Text that a spreadsheet would take for a formula gets a quote before it."""
+    """Plain values; None becomes empty. Text that a spreadsheet would read as a formula gets a leading quote."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
@@ -115,13 +115,13 @@ def escape_markdown(text: str) -> str:
 
 
 def paragraph_markdown(text: str) -> str:
-    """A paragraph of its own: at its start, no list, quotation or line across either."""
+    """Text as a separate paragraph: its start is not read as a list, quotation or rule either."""
     return re.sub(r"^(\d*)([-+>]|[.)](?=\s))", r"\1\\\2", escape_markdown(text))
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
 _LATEX |= {"α": r"$\alpha$", "Δ": r"$\Delta$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$", "−": "$-$"}
-_LATEX |= {"[": "{[}", "*": "{*}"}  # behind \\ and rules they would begin an option
+_LATEX |= {"[": "{[}", "*": "{*}"}  # after \\ and rules they would start an option
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
 
 

@@ -1,27 +1,27 @@
-"""What the text files of a run folder hold, and the checks that every reader of them applies."""
+"""Contents of the text files in a run folder, and the checks that all readers apply."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from letkd.recipes.schema import MOST
+from letkd.recipes.schema import MAX_COUNT
 
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Name = Annotated[str, Field(max_length=100)]
 Text = Annotated[str, Field(max_length=10_000)]
-MOST_NAMES = 64  # loss terms, sites, or values of a site
+MAX_NAMES = 64  # loss terms, sites, or values of a site
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run reports. Accuracies are top-1 in per cent; the last epoch's is the one that counts.
+    """Result of a finished run. Accuracies are top-1 in per cent; the main result is that of the last epoch.
 
-    `ema_test` and `ema_val` are those of the average of the weights (`train.ema`), None without one. `teacher_top1` was measured before
-    training, on validation images (training images without a validation split); None if the run had no teacher, or one of other
-    classes. Without labels there is no accuracy; `held_out` are then the distillation terms on the validation images. `probe` is the
-    accuracy (%) of classifiers on the student's features, `knn` and `linear`.
+    `ema_test` and `ema_val` are those of the averaged weights (`train.ema`), None without them. `teacher_top1` is measured before
+    training on validation images, or on training images without a validation split; None without a teacher or if its classes differ.
+    Without labels there is no accuracy; `held_out` then has the distillation terms on the validation images. `probe` has the accuracy
+    (%) of classifiers on the student's features, `knn` and `linear`.
     """
 
     last_test: Percent | None
@@ -46,13 +46,13 @@ class EpochRow(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[Name, float | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    epoch: int = Field(ge=1, le=MOST)
-    health: dict[Name, Annotated[dict[Name, float | None], Field(max_length=MOST_NAMES)]] = Field({}, max_length=MOST_NAMES)
+    epoch: int = Field(ge=1, le=MAX_COUNT)
+    health: dict[Name, Annotated[dict[Name, float | None], Field(max_length=MAX_NAMES)]] = Field({}, max_length=MAX_NAMES)
 
     @model_validator(mode="after")
-    def _few_names(self) -> "EpochRow":
-        if len(self.__pydantic_extra__) > MOST_NAMES:
-            raise ValueError(f"more than {MOST_NAMES} numbers")
+    def _limit_names(self) -> "EpochRow":
+        if len(self.__pydantic_extra__) > MAX_NAMES:
+            raise ValueError(f"more than {MAX_NAMES} numbers")
         return self
 
 
@@ -67,12 +67,12 @@ class Note:
 
 
 class Position(BaseModel):
-    """Where a checkpoint was written: `step` steps of `epoch` were done, with the sums of each process over them."""
+    """Progress at a checkpoint: `step` steps of `epoch` were done, with the sums of each process over them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    epoch: int = Field(ge=1, le=MOST + 1)
-    step: int = Field(0, ge=0, le=MOST)
+    epoch: int = Field(ge=1, le=MAX_COUNT + 1)
+    step: int = Field(0, ge=0, le=MAX_COUNT)
     sums: list[dict[str, float]] = []
     best_val: float | None = None
     best_val_epoch: int | None = None
@@ -86,11 +86,11 @@ TABLE = TypeAdapter(dict[str, Any])
 
 
 def reason(error: Exception) -> str:
-    """Why a file was refused, in a line."""
+    """Why a file was refused, in one line."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return f"{where}: {first['msg']}" if where else first["msg"]
+        key = ".".join(str(part) for part in first["loc"])
+        return f"{key}: {first['msg']}" if key else first["msg"]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,10 +9,10 @@ from letkd.runs.records import Result
 
 @dataclass(frozen=True)
 class Row:
-    """One method and its finished runs; where there are none, a note says why.
+    """One method and its finished runs, or a note why there are none.
 
     Args:
-        name: the method's, or that of the user's own row.
+        name: name of the method or of the user's row.
         seeds: of the results, in their order.
     """
 
@@ -29,7 +29,7 @@ class Row:
 
 
 def mean_std(values: Sequence[float | None]) -> str:
-    """`mean ± std` (the sample's, n − 1) with two digits; a lone value has no std; a dash where there is none."""
+    """`mean ± std` (sample std, n − 1) with two decimals; a single value without std; a dash without values."""
     known = [value for value in values if value is not None]
     if not known:
         return "–"

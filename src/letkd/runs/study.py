@@ -1,4 +1,4 @@
-"""What a search leaves behind: its trials in study.json, from which reports are made."""
+"""The trials of a search in study.json, which reports read."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Value = float | int | str
 
 @dataclass(frozen=True)
 class Record:
-    """One trial as it ended: `state` as Optuna has it, `value` the last epoch's accuracy on validation if it ran to its end."""
+    """One ended trial: `state` as in Optuna; `value` is the validation accuracy of the last epoch if the trial completed."""
 
     number: int
     state: Text
@@ -47,9 +47,9 @@ class Study:
 
     Args:
         over: what varied, as the user wrote it.
-        log: keys that were drawn over the logarithm.
+        log: keys with a logarithmic range.
         best: number of the best trial.
-        importance: share of each key in the variation of the accuracy, if there were enough trials.
+        importance: share of each key in the variation of the accuracy, if there are enough trials.
     """
 
     name: Text
@@ -62,12 +62,12 @@ class Study:
 
 
 def is_trial(run: Path) -> bool:
-    """Whether a run folder is a trial of a search: trials have no result on test and are no rows of a table."""
+    """Whether a run folder is a trial of a search; trials have no test result and do not appear in tables."""
     return run.parent.name == TRIALS and ((run.parent.parent / STUDY).is_file() or lock_of(run).is_file())
 
 
 def lock_of(trial: Path) -> Path:
-    """The file that a process holds while it works on a trial."""
+    """The file that a process locks while it works on a trial."""
     return trial.with_name(f".{trial.name}.lock")
 
 
@@ -76,24 +76,24 @@ def write_study(out: Path, study: Study) -> None:
 
 
 def read_study(folder: Path) -> Study:
-    """What `write_study` wrote, checked."""
+    """Read and check what `write_study` wrote."""
     path = folder / STUDY
     try:
         study = TypeAdapter(Study).validate_json(read_plain(path))
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({str(error).splitlines()[0]}); run the search again to write it again") from None
     if study.format != FORMAT or not study.trials:
-        raise RunError(f"{path} is damaged, or of another letkd; run the search again to write it again")
+        raise RunError(f"{path} is damaged or was written by another version of letkd; run the search again to write it again")
     return study
 
 
 def ranked(records: Sequence[Record]) -> list[Record]:
-    """The best first; then what was pruned, by how far it came; then what failed."""
+    """The best first, then pruned trials by their number of epochs, then failed ones."""
     return sorted(records, key=lambda r: (r.value is None, -(r.value or 0.0), -r.epochs, -(r.last or 0.0), r.number))
 
 
 def rows_of(keys: Sequence[str], records: Sequence[Record], best: int) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the trials' table."""
+    """Head and rows of the table of trials."""
     head = ["trial", *keys, "validation %, last epoch", "epochs", "state"]
     rows = []
     for record in ranked(records)[:SHOWN]:

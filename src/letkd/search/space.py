@@ -1,4 +1,4 @@
-"""What is searched: `key=log:0.01..0.3`, `key=4..64` or `key=a|b|c`."""
+"""The search space: `key=log:0.01..0.3`, `key=4..64` or `key=a|b|c`."""
 
 import math
 import tomllib
@@ -12,7 +12,7 @@ from letkd.recipes.schema import Recipe
 from letkd.recipes.tables import dotted, leaves
 
 FORMS = "write key=LOW..HIGH, key=log:LOW..HIGH or key=A|B|C, as in optim.lr=log:0.01..0.3"
-FIXED = ("train.seed", "data.name", "data.root", "data.val", "title")  # with other values trials could not be compared
+FIXED = ("train.seed", "data.name", "data.root", "data.val", "title")  # trials with different values could not be compared
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Range:
 
     Args:
         key: as the user wrote it; dotted, as for `--set`.
-        low, high: ends of a range; whole numbers if both are written so.
-        log: drawn evenly over the logarithm.
-        choices: instead of a range, TOML values as text.
+        low, high: ends of a range; integers if both are written as integers.
+        log: sample uniformly in the logarithm.
+        choices: TOML values as text, instead of a range.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Range:
         return self.choices or (self.low, self.high)
 
     def setting(self, value: Any) -> str:
-        """A value of this key as `--set` takes it."""
+        """A value of this key in the form of `--set`."""
         return f"{self.key}={value}"
 
     def distribution(self, optuna: Any) -> Any:
@@ -59,7 +59,7 @@ class Range:
 def parse_ranges(texts: Sequence[str]) -> tuple[Range, ...]:
     """The ranges of all `--over` options."""
     if not texts:
-        raise RecipeError(f"nothing to search: name what may vary with --over; {FORMS}")
+        raise RecipeError(f"nothing to search: name at least one range with --over; {FORMS}")
     ranges = tuple(parse_range(text) for text in texts)
     keys = [range_.key for range_ in ranges]
     if twice := [key for key in keys if keys.count(key) > 1]:
@@ -75,7 +75,7 @@ def parse_range(text: str) -> Range:
     if "|" in spec:
         choices = tuple(part.strip() for part in spec.split("|"))
         if not all(choices) or len(set(choices)) < len(choices):
-            raise RecipeError(f"--over {text!r:.200}: a choice is empty or there twice; {FORMS}")
+            raise RecipeError(f"--over {text!r:.200}: a choice is empty or repeated; {FORMS}")
         return Range(key, choices=choices)
     log = spec.startswith("log:")
     low, dots, high = spec.removeprefix("log:").partition("..")
@@ -86,7 +86,7 @@ def parse_range(text: str) -> Range:
     if not dots or not ends[0] < ends[1]:
         raise RecipeError(f"--over {text!r:.200}: the range is empty; write the smaller number first, as in 0.01..0.3")
     if log and ends[0] <= 0:
-        raise RecipeError(f"--over {text!r:.200}: a logarithmic range begins above 0")
+        raise RecipeError(f"--over {text!r:.200}: a logarithmic range must start above 0")
     return Range(key, *ends, log=log)
 
 
@@ -98,16 +98,16 @@ def _number(text: str) -> float:
 
 
 def check_keys(ranges: Sequence[Range], recipe: Recipe) -> None:
-    """Raise for a key that the recipe has no place for. A misspelt key in a method's table would only add a second method."""
+    """Raise an error for a key that the recipe does not have. Otherwise a misspelt method would be added as a second one."""
     table = recipe.model_dump()
     for range_ in ranges:
         ((path, _),) = leaves(parse_setting(range_.setting(range_.ends()[0])))
         if dotted(path) in FIXED:
             raise RecipeError(f"--over {range_}: trials with another {dotted(path)} cannot be compared; search over other keys")
-        held: Any = table
+        current: Any = table
         for k, part in enumerate(path[:-1]):
-            if not isinstance(held, dict) or part not in held:
-                where = dotted(path[:k]) or "the recipe"
-                known = nearest(part, held if isinstance(held, dict) else [])
-                raise RecipeError(f"--over {range_}: {where} has no {part!r} here; nearest: {known}")
-            held = held[part]
+            if not isinstance(current, dict) or part not in current:
+                parent = dotted(path[:k]) or "the recipe"
+                known = nearest(part, current if isinstance(current, dict) else [])
+                raise RecipeError(f"--over {range_}: {parent} has no {part!r} here; nearest: {known}")
+            current = current[part]

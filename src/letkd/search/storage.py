@@ -1,4 +1,4 @@
-"""Where a study lives: a journal file, or a database that many machines reach."""
+"""Storage of a study: a journal file, or a database for many machines."""
 
 import re
 import warnings
@@ -12,7 +12,7 @@ from letkd.optional import need
 
 
 class SearchError(LetkdError):
-    """A search that cannot be run as asked, or a study that is another one."""
+    """A search that cannot be run as requested, or a study of another search."""
 
 
 def need_optuna() -> Any:
@@ -22,22 +22,22 @@ def need_optuna() -> Any:
 
 
 def open_storage(address: str) -> Any:
-    """Optuna's storage: a database by its URL, a journal file by its path."""
+    """Optuna's storage: a database for a URL, a journal file for a path."""
     optuna = need_optuna()
     if "://" in address:
-        with told(address), warnings.catch_warnings():
+        with storage_errors(address), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return optuna.storages.RDBStorage(address)
     path = Path(address)
-    with told(address):
+    with storage_errors(address):
         path.parent.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(path))
         return optuna.storages.JournalStorage(backend)
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
-    """What goes wrong with a storage as one sentence; it names the address without its password."""
+def storage_errors(address: str) -> Iterator[None]:
+    """Turn errors of a storage into one sentence, which names the address without its password."""
     optuna = need_optuna()
     sqlalchemy = need("sqlalchemy", "search", "`letkd search`")
     try:
@@ -46,7 +46,7 @@ def told(address: str) -> Iterator[None]:
         cause = error.__cause__ or error
         why = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise SearchError(
-            f"the storage {without_password(address)} cannot be used: {without_password(why)}; check that it is there and can be reached"
+            f"the storage {without_password(address)} cannot be used: {without_password(why)}; check that it exists and can be reached"
         ) from None
     except ImportError as error:
         missing = getattr(error.__cause__ or error.__context__ or error, "name", None) or "a driver"

@@ -11,12 +11,12 @@ from letkd.distiller.finite import STATISTICS
 
 
 class Average:
-    """Exponential moving average of everything that is trained, and of the statistics of the student's batch norms.
+    """Exponential moving average of all trained parameters and of the statistics of the student's batch norms.
 
         a ← a + (1 − d) (θ − a),    d = min(decay, (1 + t) / (10 + t)) after t updates
 
-    d rises from a tenth to `decay`, so that the weights of the start are forgotten in short runs, too. Unlike
-    `torch.optim.swa_utils.AveragedModel`, it needs no second module and no update waits for the device.
+    d rises from 0.1 to `decay`, so that short runs forget the initial weights, too. Unlike
+    `torch.optim.swa_utils.AveragedModel`, it needs no second module, and an update does not wait for the device.
 
     Args:
         decay: d in the long run.
@@ -33,13 +33,13 @@ class Average:
 
     @torch.no_grad()
     def update(self, t: int) -> None:
-        """Move towards the weights of now, after `t` updates before."""
+        """Move towards the current weights, after `t` earlier updates."""
         d = min(self.decay, (1 + t) / (10 + t))
         torch._foreach_lerp_(list(self.values.values()), list(self._live.values()), 1 - d)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
     def in_place(self, averaged: bool = True) -> Iterator[None]:
-        """Within `with`, the distiller has the averages in place of its weights; with False, its weights, wherever this is called."""
+        """Inside `with`, the distiller has the averages in place of its weights; with False, its own weights, even if nested."""
         swap = averaged != self._swapped
         self._swap(swap)
         try:
@@ -53,6 +53,6 @@ class Average:
             return
         self._swapped = not self._swapped
         for name, live in self._live.items():
-            held = live.clone()
+            current = live.clone()
             live.copy_(self.values[name])
-            self.values[name].copy_(held)
+            self.values[name].copy_(current)

@@ -1,4 +1,4 @@
-"""`letkd train --time`: as many epochs as fit into a time, from the first steps' speed."""
+"""`letkd train --time`: as many epochs as fit into a given time, measured on the first steps."""
 
 import time
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from letkd.training.build import build_distiller, eval_loader, fit, read_data, t
 from letkd.training.fabric import launch
 from letkd.training.steps import Steps
 
-WARM = 3  # steps before the clock starts: the first ones allocate memory and choose algorithms
-LEAST = 5  # steps on the clock, or as many as an epoch has
-SHARE = 0.02  # of the time that measuring may take if more steps than LEAST fit into it
-MARGIN = 0.97  # of the time that is planned with: the clock varies
+WARMUP_STEPS = 3  # steps before timing starts: the first ones allocate memory and choose algorithms
+MIN_STEPS = 5  # timed steps, or as many as an epoch has
+MEASURING_SHARE = 0.02  # of the time: what measuring may take if more than MIN_STEPS steps fit into it
+MARGIN = 0.97  # of the time that is planned: step times vary
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Cost:
     """What a run costs, in seconds.
 
     Args:
-        before: what passed before training could begin, the offline parts included.
-        step: a step.
-        epoch: what an epoch takes besides its steps: evaluation on the validation split.
+        before: time before training, including the offline parts.
+        step: one step.
+        epoch: per epoch in addition to its steps: evaluation on the validation split.
         after: evaluation on the test split.
     """
 
@@ -44,23 +44,23 @@ class Cost:
 
 
 def plan(recipe: Recipe, folder: Path, *, supervision: Path | None = None) -> dict[str, Any]:
-    """The epochs that fit into `train.time`, as overrides of the recipe; those of the run in the folder if it has begun.
+    """The epochs that fit into `train.time`, as overrides of the recipe; if the run has already started, its epochs.
 
-    If not even one epoch fits, `train.steps` cuts it.
+    If not even one epoch fits, `train.steps` shortens it.
     """
     for path in (folder, *RunFolder.children(folder)):
-        held = RunFolder(path).recipe.train if RunFolder(path).exists else None
-        if held is not None and held.time == recipe.train.time:
-            return {"train.epochs": held.epochs, "train.steps": held.steps}
+        started = RunFolder(path).recipe.train if RunFolder(path).exists else None
+        if started is not None and started.time == recipe.train.time:
+            return {"train.epochs": started.epochs, "train.steps": started.steps}
     cost, steps = from_first(measure(recipe, Path(supervision or RunFolder(folder).supervision)))
-    epochs, cut = epochs_within(recipe, cost, steps)
-    shown = f"{epochs} epoch{'s' if epochs > 1 else ''} of {cut or steps} steps"
+    epochs, fewer = epochs_within(recipe, cost, steps)
+    shown = f"{epochs} epoch{'s' if epochs > 1 else ''} of {fewer or steps} steps"
     say(f"--time: {1000 * cost.step:.0f} ms per step, so {shown} fit into {recipe.train.time:g} s")
-    return {"train.epochs": epochs, "train.steps": cut or recipe.train.steps}
+    return {"train.epochs": epochs, "train.steps": fewer or recipe.train.steps}
 
 
 def epochs_within(recipe: Recipe, cost: Cost, steps: int) -> tuple[int, int | None]:
-    """How many epochs of so many steps fit after the phases; if none does, one, and the steps that do."""
+    """How many epochs of `steps` steps fit after the phases; if none fits, one epoch and the number of steps that fit."""
     seconds = recipe.train.time or 0.0
     left = MARGIN * seconds - cost.before - cost.after
     left -= sum(phase.epochs for phase in recipe.phases) * (steps * cost.step + cost.epoch)
@@ -70,16 +70,16 @@ def epochs_within(recipe: Recipe, cost: Cost, steps: int) -> tuple[int, int | No
     fitting = int((left - cost.epoch) // cost.step)
     if fitting < 1:
         raise RecipeError(
-            f"--time {seconds:g}s does not suffice for one step: before and after training {cost.before + cost.after:.0f} s pass, an "
-            f"epoch's evaluation takes {cost.epoch:.1f} s and a step {cost.step:.2f} s; give more time"
+            f"--time {seconds:g}s is too short for one step: the work before and after training takes {cost.before + cost.after:.0f} s, "
+            f"the evaluation per epoch {cost.epoch:.1f} s and a step {cost.step:.2f} s; give more time"
         )
     return 1, fitting
 
 
 def measure(recipe: Recipe, shared: Path) -> tuple[Cost, int]:
-    """What the recipe costs on this machine, and the steps of an epoch. What is trained here is thrown away; what is fitted is kept.
+    """The cost of the recipe on this machine, and the steps per epoch. Trained weights are discarded; fitted parts are kept.
 
-    The teacher's cache is left out: with it, the run is faster than planned.
+    The teacher's cache is not used here: with it, the run is faster than planned.
     """
     began = time.monotonic()
     fabric = launch(recipe)
@@ -92,31 +92,33 @@ def measure(recipe: Recipe, shared: Path) -> tuple[Cost, int]:
     fit(distiller, recipe, data, shared)
     learner = Steps(fabric, distiller, recipe)
     steps = min(len(batches), recipe.train.steps or len(batches))
-    budget = SHARE * (recipe.train.time or 0.0)
+    budget = MEASURING_SHARE * (recipe.train.time or 0.0)
     learner.model.train()
     stream = iter(_endless(batches))
 
     def step() -> None:
         batch = replace(next(stream).to(fabric.device), epoch=1)
-        learner.take(batch, 0.0, done=0, of=steps)  # a rate of zero: no step diverges
+        learner.take(batch, 0.0, done=0, of=steps)  # with a rate of zero no step diverges
 
     def evaluate(loader: Loader) -> float:
-        """Seconds for all of a split, from its first batches."""
-        some = [batch.to(fabric.device) for batch in islice(loader, 3)]
-        if not some:
+        """Seconds for a whole split, estimated from its first batches."""
+        sample = [batch.to(fabric.device) for batch in islice(loader, 3)]
+        if not sample:
             return 0.0
-        per = _seconds(lambda: as_logits(distiller.student(some[-1].x), distiller.student), budget, fabric.device, most=3)
+        per = _seconds(
+            lambda: as_logits(distiller.student(sample[-1].x), distiller.student), budget, fabric.device, max_calls=3
+        )
         return per * len(loader)
 
-    per_step = _seconds(step, budget, fabric.device, most=max(steps, LEAST), warm=WARM)
+    per_step = _seconds(step, budget, fabric.device, max_calls=max(steps, MIN_STEPS), warmup=WARMUP_STEPS)
     distiller.eval()
     with torch.no_grad():
         splits = [
             eval_loader(recipe, data, part, rank=fabric.global_rank, world=fabric.world_size) for part in (data.val, data.test)
         ]
         val, test = map(evaluate, splits)
-    passed = time.monotonic() - began + (ready - began)  # data and networks are read once more
-    return Cost(passed, per_step, val, val + test), steps
+    before = time.monotonic() - began + (ready - began)  # the run reads data and networks again
+    return Cost(before, per_step, val, val + test), steps
 
 
 def _endless(batches: Loader):
@@ -124,16 +126,16 @@ def _endless(batches: Loader):
         yield from batches
 
 
-def _seconds(run: Callable[[], object], budget: float, device: torch.device, *, most: int, warm: int = 1) -> float:
-    """Mean time of a call."""
-    for _ in range(warm):
+def _seconds(run: Callable[[], object], budget: float, device: torch.device, *, max_calls: int, warmup: int = 1) -> float:
+    """Mean time per call."""
+    for _ in range(warmup):
         run()
     _wait(device)
     began, count = time.monotonic(), 0
-    while count < min(LEAST, most) or (count < most and time.monotonic() - began < budget):
+    while count < min(MIN_STEPS, max_calls) or (count < max_calls and time.monotonic() - began < budget):
         run()
         count += 1
-        if count % LEAST == 0:
+        if count % MIN_STEPS == 0:
             _wait(device)
     _wait(device)
     return (time.monotonic() - began) / count

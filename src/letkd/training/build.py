@@ -1,4 +1,4 @@
-"""From a recipe to what a run works with: data, loaders, networks, the distiller and its offline parts."""
+"""Builds what a recipe names: data, loaders, networks, the distiller and its offline parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -48,12 +48,12 @@ AUGMENTS: dict[str, Callable[[Data, bool], Augment]] = {
     "randaugment": lambda table, flip: RandAugment(operations=table.operations, magnitude=table.magnitude),
     "trivial": lambda table, flip: TrivialAugment(),
 }
-HEAD = 2  # classes of a student that nothing classifies: fine-tuning replaces its classifier
+HEAD = 2  # classes of a student trained without labels or logits: fine-tuning replaces its classifier
 SECOND_VIEWS: dict[str, Callable[[Augment], Augment]] = {"same": lambda augment: augment, "strong": Strong}
 
 
 def read_data(recipe: Recipe) -> Dataset:
-    """The recipe's data set, with the recipe's normalisation where it has one of its own."""
+    """The recipe's data set, with the recipe's normalisation if it sets one."""
     table = recipe.data
     data = load_data(
         table.name,
@@ -71,11 +71,11 @@ def read_data(recipe: Recipe) -> Dataset:
 
 
 def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1) -> Loader:
-    """Shuffled and augmented, the last incomplete batch dropped, as the authors do; of several processes, one's part."""
+    """Shuffled, augmented batches without the last incomplete one, as in the authors' code; with several processes, the share of `rank`."""
     size = min(recipe.data.batch_size, len(data.train))
     if size % world:
         raise RecipeError(
-            f"data.batch_size is {size}, which {world} processes cannot share evenly; choose a multiple of {world}"
+            f"data.batch_size is {size}, which cannot be divided evenly among {world} processes; choose a multiple of {world}"
         )
     augment = build_augment(recipe.data, data.flip)
     augment.check(*data.image_size)
@@ -98,14 +98,14 @@ def train_loader(recipe: Recipe, data: Dataset, *, rank: int = 0, world: int = 1
 
 
 def build_augment(table: Data, flip: bool) -> Augment:
-    """The augmentations that a recipe names, in order, and erasing after them."""
+    """The augmentations that the recipe names, in order, followed by erasing."""
     parts = [AUGMENTS[name](table, flip) for name in table.augment.split("+")]
     parts += [Erase(table.erase)] if table.erase else []
     return parts[0] if len(parts) == 1 else Chain(tuple(parts))
 
 
 def eval_loader(recipe: Recipe, data: Dataset, split: AnySplit, *, rank: int = 0, world: int = 1) -> Loader:
-    """In order, not augmented, each image once: for evaluation and for the offline fits; of several processes, one's part."""
+    """Each image once, in order, not augmented: for evaluation and offline fits; with several processes, the share of `rank`."""
     size = max(eval_batch(split.image_size, recipe.data.batch_size), world)
     return Loader(split, size, mean=data.mean, std=data.std, rank=rank, world=world)
 
@@ -116,56 +116,54 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     for name, table in recipe.methods.items():
         with collected(wrong):
             if name not in METHODS:
-                raise RecipeError(f"there is no method {name!r} (nearest: {nearest(name, METHODS)})")
+                raise RecipeError(f"unknown method {name!r} (nearest: {nearest(name, METHODS)})")
             methods.append(METHODS[name].from_recipe(table))
     if wrong:
         raise RecipeError("; ".join(wrong))
     example = torch.zeros(1, 3, *data.image_size)
-    taught = None
+    built = None
     if not data.has_labels and recipe.teacher is not None and recipe.teacher.weights is not None:
-        taught = build_teacher(recipe.teacher, data)  # first: the student gets as many classes as it has
-    head = HEAD if taught is None else count_logits(taught[0], taught[1](example))
+        built = build_teacher(recipe.teacher, data)  # before the student, which gets as many classes
+    head = HEAD if built is None else count_logits(built[0], built[1](example))
     student = build_student(recipe.student, data, data.num_classes or head)
     freeze(student, recipe.student.freeze)
     smoothing = recipe.train.label_smoothing
     criterion = nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else None
     if not methods:
-        return _laid_out(Distiller(student, weights=recipe.weights, example=example, criterion=criterion), recipe)
+        return _with_layout(Distiller(student, weights=recipe.weights, example=example, criterion=criterion), recipe)
     if recipe.teacher is None or recipe.teacher.weights is None:
         raise RecipeError(
             f"{', '.join(recipe.methods)} needs a trained teacher: name its weights with --teacher-weights FILE, or --teacher-weights own "
             "if your callable loads them itself (train one with "
             f"`letkd train --student {recipe.teacher.model if recipe.teacher else 'MODEL'} --method ce …`)"
         )
-    teacher, seen = taught or build_teacher(recipe.teacher, data)
-    here, there = (
-        _Places.of("student", recipe.student, student, example),
-        _Places.of("teacher", recipe.teacher, teacher, seen(example)),
-    )
+    teacher, teacher_input = built or build_teacher(recipe.teacher, data)
+    student_taps = _NetworkTaps.of("student", recipe.student, student, example)
+    teacher_taps = _NetworkTaps.of("teacher", recipe.teacher, teacher, teacher_input(example))
     if layout(recipe)["fold_teacher"]:
-        teacher = fold_teacher(teacher, as_taps(teacher, there.taps), seen(example))
+        teacher = fold_teacher(teacher, as_taps(teacher, teacher_taps.taps), teacher_input(example))
     try:
         distiller = Distiller(
             student,
             teacher,
             methods,
             weights=recipe.weights,
-            student_taps=here.taps,
-            teacher_taps=there.taps,
-            teacher_input=seen,
+            student_taps=student_taps.taps,
+            teacher_taps=teacher_taps.taps,
+            teacher_input=teacher_input,
             example=example,
             criterion=criterion,
             images=len(data.train),
             fused=recipe.train.fused,
         )
     except LetkdError:
-        here.tell()
-        there.tell()
+        student_taps.report()
+        teacher_taps.report()
         raise
     if any(method.reads.student for method in methods):
-        here.tell()
+        student_taps.report()
     if any(method.reads.teacher for method in methods):
-        there.tell()
+        teacher_taps.report()
     if not bool((data.train.labels >= 0).any()):
         for method in methods:
             if why := method.why_labels():
@@ -174,40 +172,40 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
                     "(letkd-1, quest), or add labelled images"
                 )
     if recipe.data.mix != "none":
-        distiller.check_mix()  # told before any work, as the next one
+        distiller.check_mix()  # raises here, before any work
     if recipe.train.cache_views and recipe.train.cache_teacher:
-        distiller.lessons()  # a method that no cache serves is told before any work
-    return _laid_out(distiller, recipe)
+        distiller.lessons()  # raises here if a method cannot use the cache
+    return _with_layout(distiller, recipe)
 
 
 @dataclass(frozen=True)
-class _Places:
-    """A network's taps: those that the recipe names or, where it names none and the network has no table, those proposed."""
+class _NetworkTaps:
+    """A network's taps: those in the recipe or, if it has none and the network has no table, the proposed ones."""
 
     taps: Mapping[str, Tap | str]
     line: str = ""
 
     @classmethod
-    def of(cls, who: str, table: Network, model: nn.Module, example: Tensor) -> "_Places":
+    def of(cls, side: str, table: Network, model: nn.Module, example: Tensor) -> "_NetworkTaps":
         if table.taps or as_taps(model):
             return cls(table.taps)
         taps, trouble = proposed_taps(model, example)
         shown = ", ".join(f"{role}={tap}" for role, tap in taps.items()) or "none"
         return cls(
             taps,
-            f"{who} {table.model}: no taps named, so those that `letkd taps` proposes: {shown}{trouble and f' ({trouble})'}",
+            f"{side} {table.model}: no taps named, using those that `letkd taps` proposes: {shown}{trouble and f' ({trouble})'}",
         )
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self.line:
             say(self.line)
 
 
 def layout(recipe: Recipe) -> dict[str, bool]:
-    """`train.channels_last` and `train.fold_teacher`, with `auto` decided for the device at hand.
+    """`train.channels_last` and `train.fold_teacher`, with `auto` resolved for the current device.
 
-    On a CPU both are faster (docs/speed.md). On a GPU, channels last is what tensor cores take, so it is on in mixed precision only; a
-    folded teacher has fewer operations everywhere.
+    On a CPU both are faster (docs/speed.md). On a GPU, tensor cores use channels last, so it is on in mixed precision only; a folded
+    teacher needs fewer operations on any device.
     """
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     auto = {"channels_last": on_cpu or recipe.train.precision.endswith("mixed"), "fold_teacher": True}
@@ -215,14 +213,14 @@ def layout(recipe: Recipe) -> dict[str, bool]:
     return {name: auto[name] if value == "auto" else value for name, value in asked.items()}
 
 
-def _laid_out(distiller: Distiller, recipe: Recipe) -> Distiller:
+def _with_layout(distiller: Distiller, recipe: Recipe) -> Distiller:
     if layout(recipe)["channels_last"]:
         distiller.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's own stub lacks this form
     return distiller
 
 
 def count_logits(model: nn.Module, example: Tensor) -> int:
-    """How many logits a network gives; `HEAD` if it gives none."""
+    """Number of logits of a network; `HEAD` if it has none."""
     like = next(model.parameters(), example)
     output, _ = run_once(Taps(model, {}), example.to(like.device, like.dtype))
     logits = None if is_backbone(model) else logits_in(output)
@@ -230,10 +228,10 @@ def count_logits(model: nn.Module, example: Tensor) -> int:
 
 
 def build_student(table: Network, data: Dataset, num_classes: int | None = None) -> nn.Module:
-    """The student, from its weights if it has any; those of other classes give all but the classifier.
+    """The student, with its weights if the recipe names any; weights for other classes are loaded except for the classifier.
 
     Args:
-        num_classes: the data's if omitted.
+        num_classes: default: the number of classes in the data.
     """
     num_classes = num_classes or data.num_classes
     if table.weights is not None and is_student_file(table.weights):
@@ -242,7 +240,7 @@ def build_student(table: Network, data: Dataset, num_classes: int | None = None)
 
 
 def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:
-    """Run, or find on disk, the offline parts: one pass over the training images, in order, not augmented."""
+    """Fit the offline parts or load them from disk: one pass over the training images, in order, not augmented."""
     if not distiller.fittings():
         return
     name = f"{data.name} {data.train.fingerprint()} mean {data.mean} std {data.std}"

@@ -1,4 +1,4 @@
-"""torch.compile for a student that is read from: the parts inside of which nobody reads, and only while a step runs."""
+"""torch.compile for a student with taps: compiles the modules that contain no tap, and only during a step."""
 
 from collections.abc import Collection, Iterator
 
@@ -9,24 +9,23 @@ from letkd.errors import RecipeError
 
 
 class CompiledParts:
-    """Within `with`, those parts of a model run compiled that can be without being noticed; outside it is the plain model.
+    """Inside `with`, the modules of a model that contain no tap and no hook run compiled; outside, the model is unchanged.
 
         with CompiledParts(student, read=paths):
             step = distiller(batch)
 
-    Hooks inside of a compiled module may be passed over, so a part that holds a module that is read from, or one with hooks of its
-    own (a grafted layer), is left as it is and its children are looked at instead. Copies, checkpoints, exports and evaluations are
-    made outside of `with` and know nothing of it.
+    Hooks inside a compiled module may be skipped. So a module that contains a tap or a hook (a grafted layer) is not compiled, and
+    its children are checked instead. Copies, checkpoints, exports and evaluations happen outside `with` and are not affected.
 
     Args:
-        model: as it is trained, with everything grafted.
-        read: paths of the modules that are read from.
+        model: the model in training, including grafted layers.
+        read: paths of the tapped modules.
         backend: of torch.compile.
     """
 
     def __init__(self, model: nn.Module, *, read: Collection[str] = (), backend: str = "inductor"):
-        seen = {model.get_submodule(path) for path in read}
-        self.parts = list(dict.fromkeys(_unread(model, seen)))
+        tapped = {model.get_submodule(path) for path in read}
+        self.parts = list(dict.fromkeys(_without_taps(model, tapped)))
         self._calls = [torch.compile(part._call_impl, backend=backend) for part in self.parts]
 
     def __enter__(self) -> None:
@@ -39,21 +38,21 @@ class CompiledParts:
 
 
 def check_device(device: torch.device) -> None:
-    """Raises for a CPU. What inductor (torch 2.13) makes for one can write past its memory: small blocks end with a corrupted heap."""
+    """Raise an error for a CPU: code that inductor (torch 2.13) generates for CPUs can write out of bounds and corrupt the heap."""
     if device.type == "cpu":
         raise RecipeError(
-            "train.compile is for GPUs and this run is on a CPU, where compiled steps are slower and may corrupt memory; leave it off"
+            "train.compile is for GPUs and this run is on a CPU, where compiled steps are slower and may corrupt memory; turn it off"
         )
 
 
-def _unread(module: nn.Module, read: Collection[nn.Module]) -> Iterator[nn.Module]:
-    """The outermost modules that hold several others and nothing that is read from or has hooks."""
-    held = list(module.modules())
-    runs = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    if len(held) == 1:
+def _without_taps(module: nn.Module, tapped: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost modules with submodules that contain no tapped module and no hooks."""
+    parts = list(module.modules())
+    is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    if len(parts) == 1:
         return
-    if runs and not any(part in read or part._forward_hooks or part._forward_pre_hooks for part in held):
+    if is_called and not any(part in tapped or part._forward_hooks or part._forward_pre_hooks for part in parts):
         yield module
         return
     for child in module.children():
-        yield from _unread(child, read)
+        yield from _without_taps(child, tapped)

@@ -1,4 +1,4 @@
-"""The processes of a run, as a launcher started them: the only file that imports Fabric."""
+"""The processes of a run, as started by a launcher. This is the only file that imports Fabric."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def launch(recipe: Recipe) -> "Fabric":
-    """Fabric, with as many processes as torchrun or SLURM started; everyone but the first is quiet."""
+    """Fabric, with as many processes as torchrun or SLURM started; all but the first are quiet."""
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
@@ -30,17 +30,17 @@ def launch(recipe: Recipe) -> "Fabric":
     torch.use_deterministic_algorithms(recipe.train.deterministic)
     fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
     if recipe.train.precision.endswith("mixed"):
-        # Autocast casts what it must. Images rounded before would not be those that the labels were fitted to.
+        # Autocast casts where needed. If the images were rounded first, they would differ from those that the labels were fitted to.
         object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
-        _meet_anew(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        _rejoin(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     fabric.launch()
     set_quiet(is_quiet() or not fabric.is_global_zero)
     return fabric
 
 
-def _meet_anew(restart: int) -> None:
-    """Under names of their own: torchrun may keep its store over a restart, and in it the addresses of processes that died."""
+def _rejoin(restart: int) -> None:
+    """Join the process group under new keys: torchrun may keep its store after a restart, with the addresses of dead processes in it."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -50,7 +50,7 @@ def _meet_anew(restart: int) -> None:
 
 
 def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Processes a node and nodes, as a launcher says: torchrun's variables first, then SLURM's; 1 and 1 where there is none."""
+    """Processes per node and number of nodes, from the variables of torchrun or else of SLURM; 1 and 1 without a launcher."""
     if "LOCAL_WORLD_SIZE" in environment:
         local = int(environment["LOCAL_WORLD_SIZE"])
         return local, int(environment["WORLD_SIZE"]) // local

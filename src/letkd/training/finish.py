@@ -14,7 +14,7 @@ from letkd.distributed.sync_bn import unsync_batch_norms
 from letkd.errors import CheckpointError
 from letkd.models import load_weights
 from letkd.progress import say
-from letkd.runs.evaluation import Accuracy, Predictions, judge
+from letkd.runs.evaluation import Accuracy, Predictions, score
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.training.build import count_logits, eval_loader
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 
 
 class Evaluation:
-    """Students on the splits of a run's data.
+    """Evaluates students on the splits of a run's data.
 
     Args:
-        heed: called before each batch; it may raise to stop.
+        check_stop: called before each batch; it may raise to stop.
     """
 
-    def __init__(self, fabric: "Fabric", run: RunFolder, data: Dataset, heed: Callable[[], object]):
-        self.fabric, self.run, self.data, self._heed = fabric, run, data, heed
+    def __init__(self, fabric: "Fabric", run: RunFolder, data: Dataset, check_stop: Callable[[], object]):
+        self.fabric, self.run, self.data, self._check_stop = fabric, run, data, check_stop
 
     def on(self, split: str, student: nn.Module) -> Accuracy | None:
         """None if the split is empty or has no labels."""
         return self.predict(split, student)[0] if self.data.has_labels and len(getattr(self.data, split)) else None
 
     def held_out(self, distiller: Distiller) -> dict[str, float]:
-        """The distillation terms on the validation images, if nothing can be classified."""
+        """The distillation terms on the validation images, if the data has no labels."""
         if self.data.has_labels or not len(self.data.val):
             return {}
         with self.fabric.autocast():
-            return held_out_terms(distiller, self._loader("val"), heed=self._heed)
+            return held_out_terms(distiller, self._loader("val"), check_stop=self._check_stop)
 
     def probe(self, student: nn.Module) -> dict[str, float]:
-        """How well a classifier on the student's features does, if the recipe names images for it; by the first process."""
+        """Accuracy of classifiers on the student's features, if the recipe names images for it; computed by the first process."""
         recipe = self.run.recipe
         if recipe.probe is None or not self.fabric.is_global_zero:
             return {}
         return probe_student(student, recipe.student.taps, self.data, recipe.probe)
 
     def predict(self, split: str, student: nn.Module) -> tuple[Accuracy, Predictions]:
-        return judge(student, self._loader(split), description=f"evaluating on {split}", heed=self._heed)
+        return score(student, self._loader(split), description=f"evaluating on {split}", check_stop=self._check_stop)
 
     def _loader(self, split: str) -> Loader:
         part = getattr(self.data, split)
@@ -64,10 +64,10 @@ class Evaluation:
 
 
 def finish(evaluation: Evaluation, steps: Steps, state: State, seconds: Callable[[], float]) -> Result:
-    """Write the students, and evaluate them on the test split.
+    """Write the students and evaluate them on the test split.
 
     Args:
-        seconds: the time that the run has taken, when asked.
+        seconds: returns the time that the run has taken so far.
     """
     run, first = evaluation.run, evaluation.fabric.is_global_zero
     student = _exported(evaluation, steps)
@@ -77,11 +77,11 @@ def finish(evaluation: Evaluation, steps: Steps, state: State, seconds: Callable
             averaged = _exported(evaluation, steps, averaged=True)
     last = None
     if evaluation.data.has_labels:
-        last, found = evaluation.predict("test", student)
+        last, predictions = evaluation.predict("test", student)
         if first:
-            run.must_be_there()
-            found.save(run.predictions)
-    held = evaluation.on("val", student)
+            run.check_present()
+            predictions.save(run.predictions)
+    val = evaluation.on("val", student)
     held_out, probed = evaluation.held_out(steps.distiller), evaluation.probe(student)
     wait_for_all()
     ema = None if averaged is None else evaluation.on("test", averaged)
@@ -90,7 +90,7 @@ def finish(evaluation: Evaluation, steps: Steps, state: State, seconds: Callable
     result = Result(
         last_test=None if last is None else last.top1,
         last_test_top5=None if last is None else last.top5,
-        last_val=None if held is None else held.top1,
+        last_val=None if val is None else val.top1,
         best_val=state.best_val,
         best_val_epoch=state.best_val_epoch,
         best_val_test=None if best is None else best.top1,
@@ -110,12 +110,12 @@ def finish(evaluation: Evaluation, steps: Steps, state: State, seconds: Callable
 
 
 def _exported(evaluation: Evaluation, steps: Steps, *, averaged: bool = False) -> nn.Module:
-    """The student as it ships, written before it is evaluated: it is there whatever happens then."""
+    """The exported student. It is written before it is evaluated, so that an error in the evaluation does not lose it."""
     run, data = evaluation.run, evaluation.data
     student = steps.distiller.export()
     unsync_batch_norms(student)
     if evaluation.fabric.is_global_zero:
-        run.must_be_there()
+        run.check_present()
         save_student(
             student,
             run.averaged_student if averaged else run.student,
@@ -131,13 +131,13 @@ def _exported(evaluation: Evaluation, steps: Steps, *, averaged: bool = False) -
 
 
 def _best_on_test(evaluation: Evaluation, student: nn.Module) -> Accuracy | None:
-    """The best validation epoch on the test split. It is an additional figure, so if the file is lost, a line says so."""
+    """Test accuracy of the best validation epoch. It is an additional figure, so a missing or damaged file is only reported."""
     path = evaluation.run.best_on_validation
     if not path.exists():
         return None
     try:
         load_weights(student, path)
     except CheckpointError as error:
-        say(f"{error}; its accuracy on test is left out")
+        say(f"{error}; its test accuracy is omitted")
         return None
     return evaluation.on("test", student)

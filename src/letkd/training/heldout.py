@@ -1,4 +1,4 @@
-"""How well a student that nothing classifies has learnt: the loss terms on images that it did not see."""
+"""Evaluation without labels: the loss terms on images that were not used for training."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,30 +13,30 @@ from letkd.methods.base import Method
 
 
 def held_out_terms(
-    distiller: Distiller, batches: Iterable[Batch], *, heed: Callable[[], object] = lambda: None
+    distiller: Distiller, batches: Iterable[Batch], *, check_stop: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
-    """Mean of every distillation term over images, in eval mode; of several processes each passes its own part.
+    """Mean of every distillation term over images, in eval mode; with several processes, each passes its own share.
 
-    A method that remembers its training images (CRD) has no term for others and is left out, and so is the cross-entropy.
+    Omits the cross-entropy and methods that store their training images (CRD): they have no term for other images.
 
     Args:
-        heed: called before each batch, by all processes equally often; it may raise to stop.
+        check_stop: called before each batch, equally often in all processes; it may raise to stop.
     """
     weights, cache = distiller.weights, distiller.cache
     methods = [method for method in distiller.methods if isinstance(method, Method)]
-    left_out = {"ce", *(name for method in methods if method.knows_images for name in method.term_names())}
-    wanted = {name: 0.0 if name in left_out else weight for name, weight in weights.items()}
+    omitted = {"ce", *(name for method in methods if method.knows_images for name in method.term_names())}
+    wanted = {name: 0.0 if name in omitted else weight for name, weight in weights.items()}
     if not any(wanted.values()):
         return {}
     sums: dict[str, float] = {}
     like = next(distiller.student.parameters())
     device = like.device
     distiller.set_weights(wanted)
-    distiller.cache = None  # it knows the training images alone
+    distiller.cache = None  # it holds the training images only
     try:
         with at_rest(distiller), torch.random.fork_rng([device] if device.type == "cuda" else []):
             for batch in batches:
-                heed()
+                check_stop()
                 if not len(batch.y):
                     continue
                 terms = distiller(replace(batch.to(device), x=batch.x.to(device, like.dtype))).terms

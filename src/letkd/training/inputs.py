@@ -1,4 +1,4 @@
-"""What a run reads besides its recipe, by fingerprint: a run resumes only with the teacher and the images that it began with."""
+"""Fingerprints of what a run reads besides its recipe: it resumes only with the teacher and the images that it started with."""
 
 import json
 from pathlib import Path
@@ -15,10 +15,10 @@ from letkd.tensors import fingerprint
 
 
 def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:
-    """Keep the fingerprints of teacher and images in the run folder, or compare with those that it holds.
+    """Write the fingerprints of teacher and images to the run folder, or compare them with those already there.
 
     Args:
-        force: accept others, and keep their fingerprints from now on.
+        force: accept changed inputs and write their fingerprints instead.
     """
     path = run.inputs
     now = {name: getattr(data, split).fingerprint() for name, split in SPLITS.items()}
@@ -30,10 +30,10 @@ def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: 
             return
         if not force:
             raise RunError(
-                f"{run.path} began with other inputs ({', '.join(changed)}); put them back, choose another folder with `out=`, or "
-                "resume even so with `force=True`"
+                f"{run.path} started with other inputs ({', '.join(changed)}); restore them, choose another folder with `out=`, or "
+                "resume anyway with `force=True`"
             )
-        say(f"{run.path}: resumes with other inputs than it began with ({', '.join(changed)})")
+        say(f"{run.path}: resumes with other inputs than it started with ({', '.join(changed)})")
     write_whole(path, json.dumps(now, indent=1, sort_keys=True).encode())
 
 
@@ -44,5 +44,5 @@ def _changed(path: Path, now: dict[str, str]) -> list[str]:
     try:
         before = TypeAdapter(dict[str, str]).validate_json(read_plain(path))
     except (OSError, ValueError):
-        return [f"{path.name} is damaged, so what they were is not known"]
+        return [f"{path.name} is damaged, so the original inputs are unknown"]
     return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]

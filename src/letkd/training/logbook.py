@@ -1,4 +1,4 @@
-"""What a run tells while it trains: a bar or lines, the log's rows, trackers."""
+"""Progress of a run in training: a bar or lines, the rows of the log, trackers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 class Logbook:
-    """Takes every step and every epoch's row; `logbook` opens one."""
+    """Receives every step and the row of every epoch; `logbook` opens one."""
 
     def __init__(self, tick: Callable[..., None], write: Callable[[Row], None], epochs: int, every: float):
         self._tick, self._write, self._epochs = tick, write, epochs
@@ -21,7 +21,7 @@ class Logbook:
         self._note = ""
 
     def note(self, epoch: int, sums: Mapping[str, float]) -> None:
-        """The mean loss of the epoch so far, beside the bar."""
+        """Show the mean loss of the epoch so far next to the bar."""
         if sums.get("#steps"):
             self._note = f"epoch {epoch}  loss {sums['loss'] / sums['#steps']:.3f}"
 
@@ -29,7 +29,7 @@ class Logbook:
         self._tick(self._note)
 
     def epoch(self, row: Row) -> None:
-        """Write the row; where no bar is seen, a line tells it, no more than one in `every` seconds."""
+        """Write the row; if there is no terminal for a bar, print a line, at most one per `every` seconds."""
         self._write(row)
         if not on_terminal() and time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
@@ -60,7 +60,7 @@ def logbook(
 
         def write(row: Row) -> None:
             if show is not None:
-                # The row first: one too many is dropped when the run resumes, one too few could not be made up for.
+                # Write the row first: an extra row is dropped when the run resumes, but a missing one could not be restored.
                 run.log(row)
                 show(row)
 

@@ -33,16 +33,16 @@ from letkd.training.finish import Evaluation, finish
 from letkd.training.inputs import check_inputs
 from letkd.training.logbook import Logbook, Row, logbook
 from letkd.training.probe import load_probe
-from letkd.training.state import State, added, restore_state, save_state
+from letkd.training.state import State, restore_state, save_state, sum_tables
 from letkd.training.steps import Steps
-from letkd.training.stop import Wish, polite_stop
+from letkd.training.stop import StopRequest, polite_stop
 from letkd.training.tally import COUNTS, Tally
 from letkd.training.teachers import measure_teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-READ_SECONDS = 1.0  # between two times at which the loss is read from the device
+READ_SECONDS = 1.0  # between two reads of the loss from the device
 OnStep = Callable[[State], object]
 
 
@@ -57,21 +57,20 @@ def train(
     watch: Callable[[Row], object] = lambda row: None,
     on_step: OnStep = lambda state: None,
 ) -> Result:
-    """Train as the recipe says, in `folder`. An interrupted run resumes; a finished one gives its result, or is extended if the
-    recipe now has more epochs and is otherwise the same.
+    """Train a recipe in `folder`. An interrupted run resumes. A finished run returns its result, or is extended if the recipe now
+    has more epochs and is otherwise the same.
 
     Args:
-        supervision: folder with fitted supervisions and what is cached of the teacher, to share between runs; `folder/supervision`
-            where not given.
-        save_minutes: how often the state is saved within an epoch; it is at the end of each anyway.
-        force: resume although the teacher or the images are others than at the start.
-        log: names of trackers that get every epoch's row; see `letkd.training.trackers`.
-        watch: called with every epoch's row once its checkpoint is written. What it raises ends the run there, before the test split
-            is read.
-        on_step: called after every step, with the epoch and the number of its steps that are done.
+        supervision: folder with fitted supervisions and the teacher's cache, to share between runs; default: `folder/supervision`.
+        save_minutes: minutes between checkpoints within an epoch; a checkpoint is always written at the end of an epoch.
+        force: resume even if the teacher or the images have changed since the start.
+        log: names of trackers that get the row of every epoch; see `letkd.training.trackers`.
+        watch: called with the row of every epoch after its checkpoint is written. If it raises, the run ends there, before the test
+            split is read.
+        on_step: called after every step, with the epoch and the number of its completed steps.
 
-    Started by torchrun or SLURM, all processes call this and share the work. The last epoch is what is reported. The epoch that
-    was best on the validation split is kept beside it. The test split is read once, at the end.
+    Under torchrun or SLURM, all processes call this function and share the work. The result is that of the last epoch. The best
+    validation epoch is saved as well. The test split is read once, at the end.
     """
     fabric = launch(recipe)
     run = RunFolder(folder, recipe)
@@ -83,13 +82,17 @@ def train(
         check_device(fabric.device)
     data = read_data(recipe)
     if recipe.probe is not None:
-        load_probe(recipe.probe, data)  # told before any work
+        load_probe(recipe.probe, data)  # errors are raised here, before any work
     if data.has_labels and not len(data.test):
         raise DataError(f"{data.name} has no test images, and a run reports the accuracy on them; add a test split")
-    fabric.seed_everything(recipe.train.seed, verbose=False)  # after reading: some libraries draw a number when first imported
+    fabric.seed_everything(
+        recipe.train.seed, verbose=False
+    )  # after reading: some libraries draw a random number when first imported
     distiller = build_distiller(recipe, data)
     for phase in recipe.phases:
-        distiller.set_weights(phase.weights)  # each epoch sets its own; wrong ones are told before anything is written
+        distiller.set_weights(
+            phase.weights
+        )  # each epoch sets its own; wrong ones raise an error here, before anything is written
     batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
     shared = Path(supervision or run.supervision)
     choices = layout(recipe) if "auto" in (recipe.train.channels_last, recipe.train.fold_teacher) else {}
@@ -99,12 +102,12 @@ def train(
             check_inputs(run, distiller, data, force=force)
         wait_for_all()
         fit(distiller, recipe, data, shared)
-        with polite_stop() as wish:
-            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, wish, on_step).train(log, watch)
+        with polite_stop() as request:
+            return _Run(fabric, run, distiller, data, batches, shared, save_minutes, request, on_step).train(log, watch)
 
 
 class _Run:
-    """One run under way."""
+    """One run in training."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class _Run:
         batches: Loader,
         shared: Path,
         save_minutes: float,
-        wish: Wish,
+        request: StopRequest,
         on_step: OnStep,
     ):
         self.fabric, self.run, self.distiller, self.batches = fabric, run, distiller, batches
@@ -124,21 +127,21 @@ class _Run:
         if self.recipe.train.cache_views and self.recipe.train.cache_teacher and distiller.teacher is not None:
             distiller.cache = TeacherCache(distiller, self.batches, shared / "views")
         self.steps = min(len(self.batches), self.recipe.train.steps or len(self.batches))
-        self.agreement = Agreement(wish, fabric.device, 60 * save_minutes)
-        self.evaluation = Evaluation(fabric, run, data, self._between)
-        self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # what the health of the layers is looked at with
+        self.agreement = Agreement(request, fabric.device, 60 * save_minutes)
+        self.evaluation = Evaluation(fabric, run, data, self._check_stop)
+        self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # for the health of the layers
         self.state = self._resume()
         if self.state.teacher_top1 is None:
             self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
         self.began = time.monotonic() - self.state.seconds
-        self.tally, self.told = Tally(self.state.sums), time.monotonic()
+        self.tally, self.last_read = Tally(self.state.sums), time.monotonic()
 
     def _resume(self) -> State:
         state = restore_state(self.run.last, self.learner)
         if state.step:
-            say(f"{self.run.path}: goes on in epoch {state.epoch}, after {state.step} of {self.steps} steps")
+            say(f"{self.run.path}: resumes in epoch {state.epoch}, after {state.step} of {self.steps} steps")
         elif state.epoch > 1:
-            say(f"{self.run.path}: goes on after epoch {state.epoch - 1}")
+            say(f"{self.run.path}: resumes after epoch {state.epoch - 1}")
         return state
 
     def train(self, log: Sequence[str] | None, watch: Callable[[Row], object]) -> Result:
@@ -163,37 +166,37 @@ class _Run:
         if number == 1 and state.step == 0:
             self.learner.optimizer.state.clear()  # a phase begins without the momentum of the one before
         self.learner.model.train()
-        self.distiller.checks = True  # in the first step; the tally tells of the others without a wait for each
+        self.distiller.checks = True  # in the first step; the tally checks the other steps without waiting for each
         self.batches.set_epoch(state.epoch, start=state.step)
         if self.distiller.cache is not None:
             with self.fabric.autocast():
-                self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._between)
+                self.distiller.cache.prepare(self.batches.view(state.epoch) or 0, self._check_stop)
         for batch in islice(self.batches, self.steps - state.step):
             batch = replace(batch.to(self.fabric.device), epoch=number)
             step = self.learner.take(batch, self._lr_factor(phase, before + state.step), done=state.step, of=self.steps)
             self.distiller.checks = False
             self.tally.add(step, batch.y, self.learner.norms, self.learner.gradients)
             state.step += 1
-            self._tell(book)
+            self._note_progress(book)
             self.on_step(state)
             self._after_step()
         return recipe.optim.lr * self._lr_factor(phase, before)
 
     def _lr_factor(self, phase: Phase | None, done: int) -> float:
-        """The rate of the next step of a phase, or of the main training, over the first rate, after `done` steps of it."""
+        """Learning rate of the next step of a phase or of the main training, as a multiple of the first rate, after `done` of its steps."""
         if phase is None:
             return lr_factor(done, self.recipe, self.steps)
         return (phase.lr or self.recipe.optim.lr) / self.recipe.optim.lr
 
-    def _tell(self, book: Logbook) -> None:
-        if time.monotonic() - self.told >= READ_SECONDS:
+    def _note_progress(self, book: Logbook) -> None:
+        if time.monotonic() - self.last_read >= READ_SECONDS:
             book.note(self.state.epoch, self._read())
         book.step()
 
     def _read(self) -> dict[str, float]:
-        """The sums of this epoch's steps. Waits for the device, and raises if a step was not finite."""
+        """The sums over this epoch's steps. Waits for the device; raises an error if a step was not finite."""
         sums, fault = self.tally.read()
-        self.told = time.monotonic()
+        self.last_read = time.monotonic()
         if fault:
             raise NonFiniteError(
                 f"epoch {self.state.epoch}: {fault}; the last good checkpoint is kept in {self.run.last}. Lower the learning rate, or "
@@ -202,8 +205,8 @@ class _Run:
         return sums
 
     def _after_step(self) -> None:
-        """Save if it is time, and stop if asked: all processes after the same step."""
-        if not self.learner.whole(self.state.step, self.steps):
+        """Save if it is time and stop if requested: all processes after the same step."""
+        if not self.learner.can_save(self.state.step, self.steps):
             return
         stop, save = self.agreement.after_step()
         if stop:
@@ -211,19 +214,19 @@ class _Run:
         if save and self.state.step < self.steps:
             self._save()
 
-    def _between(self) -> None:
-        """Stop if asked, between the batches of an evaluation."""
-        if self.agreement.between():
+    def _check_stop(self) -> None:
+        """Stop if requested, between the batches of an evaluation."""
+        if self.agreement.should_stop():
             self._stop()
 
     def _stop(self) -> None:
         self._save()
         epoch, epochs = self.state.epoch, self.run.epochs
-        where = f"in epoch {epoch} of {epochs}" if epoch <= epochs else "after the last epoch"
-        raise Stopped(f"stopped {where}; run the same command again to resume")
+        position = f"in epoch {epoch} of {epochs}" if epoch <= epochs else "after the last epoch"
+        raise Stopped(f"stopped {position}; run the same command again to resume")
 
     def _save(self) -> None:
-        self.run.must_be_there()
+        self.run.check_present()
         self.state.seconds, self.state.sums = self._seconds(), self._read()
         save_state(self.run.last, self.state, self.learner)
         self.agreement.saved()
@@ -232,24 +235,24 @@ class _Run:
         return time.monotonic() - self.began
 
     def _row(self, lr: float) -> dict[str, Any]:
-        """What is told of an epoch: mean loss and terms, accuracy on what was trained on and on what was held out."""
+        """The row of an epoch: mean loss and terms, accuracy on training and validation images."""
         state = self.state
-        sums = added(objects_of_all(self._read()))
+        sums = sum_tables(objects_of_all(self._read()))
         steps, images, correct = (sums.pop(name) for name in COUNTS)
         self._same_batch_norms()
         check_finite(self.run.last, self.distiller, state.epoch)
-        held = self.evaluation.on("val", self.distiller.student)
+        val = self.evaluation.on("val", self.distiller.student)
         averaged = self._averaged()
         state.seconds = self._seconds()
-        if held is not None and (state.best_val is None or held.top1 > state.best_val):
-            state.best_val, state.best_val_epoch = held.top1, state.epoch
+        if val is not None and (state.best_val is None or val.top1 > state.best_val):
+            state.best_val, state.best_val_epoch = val.top1, state.epoch
             if self.fabric.is_global_zero:
-                self.run.must_be_there()
+                self.run.check_present()
                 save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / images if images else None}
         row |= {name: value / steps for name, value in sums.items()}
         row |= {f"val/{name}": value for name, value in self.evaluation.held_out(self.distiller).items()}
-        row |= {"val_top1": None if held is None else held.top1, "seconds": state.seconds}
+        row |= {"val_top1": None if val is None else val.top1, "seconds": state.seconds}
         if averaged is not None:
             row["ema_val_top1"] = averaged.top1
         if state.epoch == 1 and state.teacher_top1 is not None:
@@ -258,7 +261,7 @@ class _Run:
         return row | ({"health": found} if found else {})
 
     def _averaged(self) -> Accuracy | None:
-        """The average of the weights on the validation split."""
+        """Accuracy of the averaged weights on the validation split."""
         if self.learner.average is None:
             return None
         with self.learner.average.in_place():
@@ -266,7 +269,7 @@ class _Run:
             return self.evaluation.on("val", self.distiller.student)
 
     def _same_batch_norms(self) -> None:
-        """The first process's running statistics are the run's, as DDP has it; before an evaluation all take them."""
+        """Copy the running statistics of the first process to all, as DDP does, before an evaluation."""
         for name, buffer in self.distiller.student.named_buffers() if several() else ():
             if name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked"):
                 dist.broadcast(buffer, src=0)

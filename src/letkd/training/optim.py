@@ -1,4 +1,4 @@
-"""Optimisers of torch.optim, as the recipe has them."""
+"""Optimisers of torch.optim, set up from the recipe."""
 
 import inspect
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from torch import nn, optim
 from letkd.errors import RecipeError, nearest
 from letkd.recipes.schema import Optim
 
-# What the recipe sets elsewhere, and switches that change how an optimiser runs, not what it does.
+# Arguments that the recipe sets elsewhere, and switches that change how an optimiser runs, not its result.
 NOT_SETTINGS = {"params", "lr", "weight_decay", "momentum", "nesterov", "differentiable", "maximize", "capturable"}
 NEED_MORE = {"LBFGS": "needs a closure that evaluates the loss again", "SparseAdam": "takes sparse gradients only"}
 OPTIMISERS: dict[str, type[optim.Optimizer]] = {
@@ -22,8 +22,8 @@ OPTIMISERS: dict[str, type[optim.Optimizer]] = {
 def build_optimizer(module: nn.Module, recipe: Optim) -> optim.Optimizer:
     """The optimiser that `optim.name` names, over every trainable parameter: student, KD layers and adapters alike.
 
-    Parameters fall into groups: by the first of `optim.groups` whose pattern matches their name in the student, and, with
-    `optim.decay_norms = false`, by whether they decay: vectors and scalars (norms, biases, the KD layer's scales) then do not.
+    Parameters are grouped by the first of `optim.groups` whose pattern matches their name in the student. With
+    `optim.decay_norms = false`, vectors and scalars (norms, biases, the KD layer's scales) form groups without weight decay.
     """
     kind = OPTIMISERS.get(recipe.name.lower())
     if kind is None:
@@ -41,7 +41,7 @@ def _settings(kind: type[optim.Optimizer], recipe: Optim) -> dict[str, Any]:
     allowed = [name for name in takes if name not in NOT_SETTINGS]
     if unknown := [name for name in recipe.settings if name not in allowed]:
         raise RecipeError(
-            f"optim.settings has the key {unknown[0]!r:.60}, and {kind.__name__} takes {', '.join(allowed)} there "
+            f"optim.settings has the key {unknown[0]!r:.60}, but {kind.__name__} takes {', '.join(allowed)} "
             f"(nearest: {nearest(unknown[0], allowed)})"
         )
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in recipe.settings.items()}
@@ -53,7 +53,7 @@ def _settings(kind: type[optim.Optimizer], recipe: Optim) -> dict[str, Any]:
 
 
 def _groups(module: nn.Module, recipe: Optim) -> list[dict[str, Any]]:
-    """Parameters with the same rate and decay together, in the order of their names' first appearance."""
+    """Groups of parameters with the same rate and decay, in the order of first appearance."""
     groups: dict[tuple[int | None, bool], dict[str, Any]] = {}
     matched = set()
     for name, parameter in module.named_parameters():
@@ -75,7 +75,7 @@ def _groups(module: nn.Module, recipe: Optim) -> list[dict[str, Any]]:
 
 
 def freeze(student: nn.Module, patterns: list[str]) -> None:
-    """Keep the parameters whose names match from training. A batch norm that is frozen whole keeps its statistics, too (`Distiller`)."""
+    """Do not train the parameters whose names match. A batch norm with all parameters frozen keeps its statistics, too (`Distiller`)."""
     for pattern in patterns:
         found = [parameter for name, parameter in student.named_parameters() if fnmatchcase(name, pattern)]
         if not found:
@@ -88,6 +88,6 @@ def freeze(student: nn.Module, patterns: list[str]) -> None:
 
 
 def set_lr(optimizer: optim.Optimizer, factor: float) -> None:
-    """Give every group its own first rate times `factor`."""
+    """Set the rate of every group to its first rate times `factor`."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor

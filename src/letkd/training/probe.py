@@ -1,4 +1,4 @@
-"""Probes: how well classes can be told by a student's features, without training the student."""
+"""Probes: accuracy of simple classifiers on a student's features, without training the student."""
 
 from collections.abc import Mapping
 
@@ -13,42 +13,40 @@ from letkd.recipes.schema import Probe
 from letkd.taps import Tap, Taps, as_taps, run_once
 from letkd.taps.find import proposed_taps
 
-MOST = 10_000  # images that a probe is fitted to, and as many that it is tried on
+MAX_IMAGES = 10_000  # images to fit a probe, and as many to test it
 NEIGHBOURS = 20
 
 
 def probe_student(student: nn.Module, taps: Mapping[str, Tap | str], like: Dataset, table: Probe) -> dict[str, float]:
     """Test accuracy (%) of a k-nearest-neighbour classifier and of a linear one on the student's features.
 
-        knn      the 20 nearest training images by cosine, weighed by 1/distance
+        knn      the 20 nearest training images by cosine, weighted by 1/distance
         linear   logistic regression on standardised features, C = 1
 
-    Features are `pooled`, or the mean over the pixels of `penultimate`. At most 10,000 training and 10,000 test images are used, evenly
+    Features are `pooled`, or the mean of `penultimate` over pixels. At most 10,000 training and 10,000 test images are used, evenly
     spaced.
 
     Args:
-        taps: the student's, if it has no table of its own.
-        like: the data set that the student was trained on: images get its size and normalisation.
-        table: which labelled images.
+        taps: the student's taps, if the network has no table.
+        like: the student's training data; the images get its size and normalisation.
+        table: names the labelled images.
     """
     data = load_probe(table, like)
     tap = _feature_tap(student, taps, torch.zeros(1, 3, *data.image_size))
     features = {}
     for name, split in (("train", data.train), ("test", data.test)):
-        some = split.subset(torch.linspace(0, len(split) - 1, min(MOST, len(split)), dtype=torch.float64).long())
-        features[name] = _features(student, tap, some, like, f"probe: {name} images of {data.name}"), some.labels
+        sample = split.subset(torch.linspace(0, len(split) - 1, min(MAX_IMAGES, len(split)), dtype=torch.float64).long())
+        features[name] = _features(student, tap, sample, like, f"probe: {name} images of {data.name}"), sample.labels
     with bar(f"probe on {data.name}: {NEIGHBOURS} nearest neighbours and logistic regression", None):
         return _accuracies(*features["train"], *features["test"])
 
 
 def load_probe(table: Probe, like: Dataset) -> Dataset:
-    """The labelled images of a probe, at the size of the images that the student was trained on."""
+    """The labelled images of a probe, at the image size of the student's training."""
     reads_files = table.name in ("folder", "imagenet", "tiny-imagenet")
     data = load_data(table.name, root=table.root, val=0.0, size=like.image_size if reads_files else None)
     if not data.has_labels or not len(data.test):
-        raise DataError(
-            f"a probe needs labelled images for training and for test, and {data.name} has none; name another data set"
-        )
+        raise DataError(f"a probe needs labelled training and test images, and {data.name} lacks them; name another data set")
     return data
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands, and its checkpoints."""
+"""The state of a run, and its checkpoints."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ from letkd.training.steps import Steps
 
 @dataclass
 class State:
-    """Where a run stands: `step` steps of `epoch` are done, `sums` over them; everything else is in tensors."""
+    """Progress of a run: `step` steps of `epoch` are done, with `sums` over them; the rest of the state is in tensors."""
 
     epoch: int = 1
     step: int = 0
@@ -31,35 +31,35 @@ class State:
 def save_state(folder: Path, state: State, steps: Steps) -> None:
     """Write a checkpoint; all processes must call it."""
     state.updates, state.precision = steps.updates, steps.fabric.strategy.precision.state_dict()
-    held = {**asdict(state), "sums": objects_of_all(state.sums)}
+    values = {**asdict(state), "sums": objects_of_all(state.sums)}
     with nullcontext() if steps.average is None else steps.average.in_place(False):
         average = None if steps.average is None else steps.average.values
-        save_checkpoint(folder, steps.distiller, steps.optimizer, held, average)
+        save_checkpoint(folder, steps.distiller, steps.optimizer, values, average)
 
 
 def restore_state(folder: Path, steps: Steps) -> State:
-    """The state of the last checkpoint, everything in place again; a new one if there is none."""
+    """Restore the last checkpoint and return its state; a new state if there is no checkpoint."""
     fabric = steps.fabric
     average = None if steps.average is None else steps.average.values
-    held = load_checkpoint(folder, steps.distiller, steps.optimizer, average)
-    if held is None:
-        if fabric.global_rank:  # the networks are the same everywhere; what methods draw from here on is not
+    values = load_checkpoint(folder, steps.distiller, steps.optimizer, average)
+    if values is None:
+        if fabric.global_rank:  # the networks are the same in all processes; what methods draw from here on is not
             torch.manual_seed(steps.recipe.train.seed + (fabric.global_rank << 32))
         return State()
-    sums = held.pop("sums")
-    if len(sums) != fabric.world_size:  # another number of processes than before: the first takes over what all of them counted
-        sums = [added(sums)] + [{}] * fabric.world_size
+    sums = values.pop("sums")
+    if len(sums) != fabric.world_size:  # the number of processes has changed: the first takes the sums of all
+        sums = [sum_tables(sums)] + [{}] * fabric.world_size
     try:
-        state = State(**held, sums=sums[fabric.global_rank])
+        state = State(**values, sums=sums[fabric.global_rank])
         fabric.strategy.precision.load_state_dict(state.precision)
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
-        raise CheckpointError(f"{folder} holds a state of another letkd ({error}); choose another folder") from None
+        raise CheckpointError(f"{folder} was written by another version of letkd ({error}); choose another folder") from None
     steps.updates = state.updates
     return state
 
 
-def added(tables: list[dict[str, float]]) -> dict[str, float]:
-    """Sums of tables, name by name."""
+def sum_tables(tables: list[dict[str, float]]) -> dict[str, float]:
+    """Sum of tables, name by name."""
     sums: dict[str, float] = {}
     for table in tables:
         for name, value in table.items():

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """A distiller and its optimiser, set up as the recipe says.
+    """A distiller and its optimiser, set up according to the recipe.
 
-    `norms` and `gradients` are the norms of the last gradients, on the device, and the names of their parameters; None in half
-    precision, where an overflow is expected now and then: the step is left out and the scale halved.
+    `norms` holds the norms of the last gradients, on the device, and `gradients` the names of their parameters. `norms` is None in
+    half precision, where overflows are expected: the step is skipped and the scale halved.
     """
 
     def __init__(self, fabric: "Fabric", distiller: Distiller, recipe: Recipe):
@@ -34,11 +34,11 @@ class Steps:
         self._compiled: AbstractContextManager[None] = nullcontext()
         if recipe.train.compile:
             self._compiled = CompiledParts(distiller.student, read={tap.path for tap in distiller.student_reads.values()})
-        # What the methods remember is the same in every process already; DDP need not send it round at every step.
-        known = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
-        object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", known)
+        # The buffers of the methods are already the same in every process; DDP need not broadcast them at every step.
+        ignored = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
+        object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", ignored)
         if several():
-            distiller.register_forward_hook(_loss_alone)
+            distiller.register_forward_hook(_detach_all_but_loss)
         wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, recipe.optim))
         self.model: Any = wrapped[0]
         self.optimizer: optim.Optimizer = wrapped[1]
@@ -49,24 +49,24 @@ class Steps:
         self.gradients: list[str] = []
 
     def take(self, batch: Batch, lr_factor: float, *, done: int, of: int) -> Step:
-        """Learn from one batch of an epoch. The weights move after every `train.accumulate` batches and after the last one.
+        """Train on one batch of an epoch. The weights are updated after every `train.accumulate` batches and after the last one.
 
         Args:
-            lr_factor: the learning rate over the first one; that of the first batch of those accumulated counts.
-            done: batches of the epoch before this one.
-            of: batches of the epoch.
+            lr_factor: learning rate as a multiple of the first rate; of accumulated batches, the value of the first one is used.
+            done: number of batches of the epoch before this one.
+            of: number of batches in the epoch.
         """
         first = done - done % self.accumulate
         count = min(self.accumulate, of - first)
         if done == first:
             set_lr(self.optimizer, lr_factor)
-        moves = done + 1 == first + count
+        updates = done + 1 == first + count
         self.norms = None
-        with self.fabric.no_backward_sync(self.model, enabled=not moves):
+        with self.fabric.no_backward_sync(self.model, enabled=not updates):
             with self._compiled:
                 step = self.model(batch)
             self.fabric.backward(step.loss / count if count > 1 else step.loss)
-        if moves:
+        if updates:
             self._clip()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -75,8 +75,8 @@ class Steps:
             self.updates += 1
         return step
 
-    def whole(self, done: int, of: int) -> bool:
-        """Whether the weights have moved with the last of `done` batches: only then can a run be saved."""
+    def can_save(self, done: int, of: int) -> bool:
+        """Whether the weights were updated after the last of `done` batches; only then can a run be saved."""
         return done % self.accumulate == 0 or done == of
 
     def _clip(self) -> None:
@@ -92,6 +92,6 @@ class Steps:
             nn.utils.clip_grads_with_norm_(self.distiller.parameters(), limit, torch.linalg.vector_norm(self.norms))
 
 
-def _loss_alone(distiller: nn.Module, args: tuple, step: Step) -> Step:
-    """A step from which only the loss leads back: DDP waits for the gradient of whatever anything in an output depends on."""
+def _detach_all_but_loss(distiller: nn.Module, args: tuple, step: Step) -> Step:
+    """Detach everything but the loss: DDP waits for the gradients of all parameters that any output depends on."""
     return replace(step, terms={name: term.detach() for name, term in step.terms.items()}, logits=step.logits.detach())

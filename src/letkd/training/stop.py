@@ -1,7 +1,7 @@
-"""Stops by signal. The exit code then says "resume me".
+"""Stops by signal. The exit code then means "run again to resume".
 
-In a training loop SIGTERM and Ctrl-C are noted, the step ends and the checkpoint is written (`polite_stop`). Elsewhere SIGTERM raises
-`Stopped` wherever the program is (`immediate_stop`).
+In a training loop SIGTERM and Ctrl-C set a flag: the step ends and the checkpoint is written (`polite_stop`). Elsewhere SIGTERM raises
+`Stopped` at once (`immediate_stop`).
 """
 
 import signal
@@ -15,14 +15,14 @@ from letkd.errors import Stopped
 STOPPED = "stopped; run the same command again to continue"
 
 
-class Wish:
-    """Whether somebody asked for a stop."""
+class StopRequest:
+    """Whether a stop was requested."""
 
     asked = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt  # a second Ctrl-C is meant
+            raise KeyboardInterrupt  # a second Ctrl-C ends at once
         self.asked = True
 
     def _ask_and_raise(self, number: int, frame: FrameType | None) -> None:
@@ -30,37 +30,37 @@ class Wish:
         raise Stopped(STOPPED)
 
 
-_command: Wish | None = None  # that of the command under way, if any
+_command: StopRequest | None = None  # of the current command, if any
 
 
 @contextmanager
-def immediate_stop() -> Iterator[Wish]:
-    """While this lasts SIGTERM raises `Stopped`.
+def immediate_stop() -> Iterator[StopRequest]:
+    """Inside `with`, SIGTERM raises `Stopped`.
 
-    The wish remembers the signal: an exception raised within a finaliser or under a bare `except:` of another library is lost. The
-    next training loop then stops after one step, and the caller can tell from the wish.
+    The request stores the signal, because an exception raised in a finaliser or under a bare `except:` of another library is lost.
+    The next training loop then stops after one step, and the caller can check the request.
     """
     global _command
-    wish = _command = Wish()
-    before = signal.signal(signal.SIGTERM, wish._ask_and_raise)
+    request = _command = StopRequest()
+    before = signal.signal(signal.SIGTERM, request._ask_and_raise)
     try:
-        yield wish
+        yield request
     finally:
         signal.signal(signal.SIGTERM, before)
         _command = None
 
 
 @contextmanager
-def polite_stop() -> Iterator[Wish]:
-    """While this lasts a signal is only noted. Elsewhere than in the main thread signals are not ours to handle."""
-    wish = Wish()
-    wish.asked = _command is not None and _command.asked
+def polite_stop() -> Iterator[StopRequest]:
+    """Inside `with`, a signal only sets the request. Outside the main thread no handler is installed."""
+    request = StopRequest()
+    request.asked = _command is not None and _command.asked
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield request
         return
-    before = {number: signal.signal(number, wish._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, request._ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield wish
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Evaluating a network: a run's student, a student file, or any network with any weights."""
+"""Evaluation of a run's student, a student file, or any network with any weights."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,24 +36,24 @@ def evaluate_student(
     std: Channels | None = None,
     size: Size | None = None,
 ) -> Accuracy:
-    """Accuracy of a run's student, or of a student file, on a split of the run's data set or of the one named.
+    """Accuracy of a run's student, or of a student file, on a split of the run's data set or of `data`.
 
     Args:
-        student: the network's name where it is not of the zoo (no code is run because a file names it), or where the file
-            holds plain weights.
-        mean, std: of each channel, where the file's own or the data set's are not meant.
-        size: of the images; default: the size the student was trained at.
+        student: the network's name, if it is not a built-in model (code is never run because a file names it) or if the file holds
+            plain weights.
+        mean, std: per channel; default: those of the file or of the data set.
+        size: of the images; default: the student's training size.
     """
     path = RunFolder(what).student if what.is_dir() else must_be_utf8(what)
     if not path.is_file():
-        raise RunError(_nothing_there(what, student))
+        raise RunError(_missing_message(what, student))
     if student is not None and not is_student_file(path):
         return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std, size=size)
     images = data_of(path, data=data, root=root, mean=mean, std=std, size=size)
     network = load_student(path, model=student)
-    told = size or facts_from(read_header(path), path).size
-    if told is None and not RunFolder(path.parent).exists:
-        images = _fitted(images, network)
+    known_size = size or facts_from(read_header(path), path).size
+    if known_size is None and not RunFolder(path.parent).exists:
+        images = _at_network_size(images, network)
     return _on_split(network, images, split)
 
 
@@ -66,18 +66,18 @@ def data_of(
     std: Channels | None = None,
     size: Size | None = None,
 ) -> Dataset:
-    """The data set of a student file: the one named, or that of the run in whose folder it lies.
+    """The data set for a student file: `data`, or that of the run folder that contains the file.
 
     Args:
-        mean, std: of each channel; the file's where not given.
-        size: of the images; the file's where not given.
+        mean, std: per channel; default: those in the file.
+        size: of the images; default: that in the file.
     """
     facts = facts_from(read_header(path), path)
     images = _images(path, facts, data, root, size)
     if not images.has_labels:
         raise DataError(
-            f"{images.name} has no labels, so there is no accuracy on it; name labelled images with --data, or try the student's features "
-            "with `letkd train … --probe DATA`"
+            f"{images.name} has no labels, so no accuracy can be computed; name labelled images with --data, or probe the student's "
+            "features with `letkd train … --probe DATA`"
         )
     if images.num_classes != facts.num_classes:
         raise DataError(
@@ -97,61 +97,63 @@ def evaluate_network(
     std: Channels | None = None,
     size: Size | None = None,
 ) -> Accuracy:
-    """Accuracy of a network, by the name that `create_model` knows it by, with weights from a file.
+    """Accuracy of a network, by its name in `create_model`, with weights from a file.
 
     Args:
-        mean, std: of each channel, as the weights were trained with; the data set's where not given.
-        size: of the images. Default: what the weights' file says, for `folder` also what the network says (`input_size`), else
-            the data set's own.
+        mean, std: per channel, as in the training of the weights; default: those of the data set.
+        size: of the images; default: that in the weights file, for `folder` also that of the network (`input_size`), else that of
+            the data set.
     """
     if data is None:
-        raise RunError(f"{weights} does not say what it was trained on: name the data set with `data=`")
+        raise RunError(f"{weights} does not name its training data: name the data set with `data=`")
     facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
     images = _normalised(_load(data, root, size, facts), mean, std)
     network = create_model(model, num_classes=images.num_classes, weights=weights)
     if size is None and (facts is None or facts.size is None):
-        images = _fitted(images, network)
+        images = _at_network_size(images, network)
     return _on_split(network, images, split)
 
 
-def _nothing_there(what: Path, student: str | None) -> str:
+def _missing_message(what: Path, student: str | None) -> str:
     name = str(what)
     if name in list_models() or ":" in name:
         return f"{name} is a network without weights; name them with `weights=FILE`"
     if what.is_dir():
         name = RunFolder(what).student.name
-        return f"{what} is no finished run: it has no {name}; finish it with the command that started it"
+        return f"{what} is not a finished run: it has no {name}; run the command that started it again to finish it"
     known = f"; the nearest networks are {nearest(name, list_models())}" if student is None and what.parent == Path() else ""
     state = "is not a plain file" if what.exists() else "does not exist"
     return f"{what} {state}{known}; name a run folder, the file of a student, or a network with `weights=FILE`"
 
 
 def _load(data: str, root: Path | None, size: Size | None, facts: Facts | None) -> Dataset:
-    """A data set at the size asked for, or at the one that the weights were trained at, or at its own."""
+    """A data set at `size`, or at the training size of the weights, or at its own size."""
     trained = None if facts is None or size is not None else facts.size
     if facts is not None and trained is not None and data in LISTS:
         return load_data(data, root=root, size=trained, resize=facts.resize)
     images = load_data(data, root=root, size=size)
     if trained is not None and trained != images.image_size:
-        say(f"the weights were trained on images of {_text(trained)}, and those of {data} are {_text(images.image_size)}")
+        say(
+            f"the weights were trained on images of {_size_text(trained)}, but those of {data} are {_size_text(images.image_size)}"
+        )
     return images
 
 
-def _fitted(images: Dataset, network: nn.Module) -> Dataset:
-    """A folder of images, which has no size of its own, at the size that the network says it takes."""
+def _at_network_size(images: Dataset, network: nn.Module) -> Dataset:
+    """A folder of images, which has no fixed size, at the input size of the network."""
     if images.name != "folder":
         return images
     size = getattr(network, "input_size", None)
     if not isinstance(size, tuple) or len(size) != 3:
-        now = _text(images.image_size)
-        say(f"{type(network).__name__} does not say the size of its images: evaluated at {now}; set another with `size=`")
+        now = _size_text(images.image_size)
+        say(f"{type(network).__name__} does not define its input size: evaluated at {now}; set another with `size=`")
         return images
     splits = {name: getattr(images, name) for name in ("train", "val", "test")}
     sized = {name: replace(split, size=size[1:]) for name, split in splits.items() if isinstance(split, FileSplit)}
     return replace(images, **sized)
 
 
-def _text(size: tuple[int, int]) -> str:
+def _size_text(size: tuple[int, int]) -> str:
     return "x".join(map(str, size))
 
 
@@ -161,8 +163,8 @@ def _images(path: Path, facts: Facts, data: str | None, root: Path | None, size:
     if data is not None and (recipe is None or data != recipe.data.name):
         return _load(data, root, size, facts)
     if recipe is None:
-        raise RunError(f"{path} lies outside a run folder: name the data set with `data=`")
-    # its own data set, though it is named: split as the run did, so that no image it learnt from counts as held out
+        raise RunError(f"{path} is not in a run folder: name the data set with `data=`")
+    # The run's own data set: split as in the run, so that no training image counts as held out.
     given = {"root": None if root is None else str(root), "size": size}
     table = recipe.data.model_copy(update={key: value for key, value in given.items() if value is not None})
     return read_data(recipe.model_copy(update={"data": table}))
@@ -173,7 +175,7 @@ def _normalised(images: Dataset, mean: Channels | None, std: Channels | None) ->
     for name, given in values.items():
         if given is not None and (len(given) != 3 or (name == "std" and min(given) <= 0)):
             raise DataError(
-                f"{name} is {', '.join(f'{value:g}' for value in given)}, and it must be 3 numbers, one a channel"
+                f"{name} is {', '.join(f'{value:g}' for value in given)}, but it must be 3 numbers, one per channel"
                 f"{', above 0' if name == 'std' else ''}"
             )
     return replace(images, **{name: tuple(given) for name, given in values.items() if given is not None})
@@ -182,7 +184,7 @@ def _normalised(images: Dataset, mean: Channels | None, std: Channels | None) ->
 def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
     part = getattr(images, split)
     if not len(part):
-        raise DataError(f"the {split} split of {images.name} is empty in this run; choose another with `split=`")
+        raise DataError(f"the {split} split of {images.name} is empty here; choose another with `split=`")
     example = torch.zeros(1, 3, *part.image_size)
     C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
     if images.num_classes != C:

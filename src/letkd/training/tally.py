@@ -11,12 +11,12 @@ COUNTS = ("#steps", "#images", "#correct")
 
 
 class Tally:
-    """Loss, terms and right answers summed over steps, and the first step with NaN or infinity.
+    """Sums of loss, terms and correct predictions over steps, and the first step with NaN or infinity.
 
-    `add` starts a few small operations and waits for nothing. `read` waits for the device once.
+    `add` starts a few small operations and does not wait. `read` waits for the device once.
 
     Args:
-        sums: what earlier steps of the epoch summed up to.
+        sums: sums over earlier steps of the epoch.
     """
 
     def __init__(self, sums: Mapping[str, float] | None = None):
@@ -28,11 +28,11 @@ class Tally:
 
     @torch.no_grad()
     def add(self, step: Step, y: Tensor, norms: Tensor | None = None, gradients: Sequence[str] = ()) -> None:
-        """One step more.
+        """Add a step.
 
         Args:
-            y: its labels; images without one do not count as images.
-            norms: of the gradients, by parameter; `gradients` are the names of these.
+            y: its labels; images without a label are not counted.
+            norms: of the gradients, per parameter; `gradients` has the names of the parameters.
         """
         correct, images = (step.logits.argmax(dim=1) == y).sum(), (y >= 0).sum()
         values = torch.stack([images, correct, step.loss, *step.terms.values()]).to(_widest(step.loss.device))
@@ -47,14 +47,13 @@ class Tally:
         self._fault = torch.where(finite.all() | (self._fault[0] > 0), self._fault, now)
 
     def read(self) -> tuple[dict[str, float], str]:
-        """The sums by name, and a sentence on the first step with NaN or infinity, empty if there is none."""
+        """The sums by name, and a message on the first step with NaN or infinity, or an empty string."""
         if not self._names:
             return dict(self._before), ""
         read = torch.cat([self._sums, self._fault]).tolist()
         sums, fault = read[: len(self._names)], read[len(self._names) :]
-        return {COUNTS[0]: float(self._steps)} | dict(zip(self._names, sums, strict=True)), self._sentence(fault) if fault[
-            0
-        ] else ""
+        by_name = {COUNTS[0]: float(self._steps)} | dict(zip(self._names, sums, strict=True))
+        return by_name, self._sentence(fault) if fault[0] else ""
 
     def _sentence(self, fault: Sequence[float]) -> str:
         step, at, _, _, loss, *terms = fault
@@ -71,4 +70,4 @@ class Tally:
 
 
 def _widest(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # sums as exact as those of Python's floats
+    return torch.float32 if device.type == "mps" else torch.float64  # as exact as Python's floats

@@ -1,4 +1,4 @@
-"""A recipe's teacher: built by what its weights say of themselves, and measured before it teaches."""
+"""A recipe's teacher: built from its weights and their metadata, and evaluated before training."""
 
 import math
 from pathlib import Path
@@ -22,27 +22,27 @@ from letkd.recipes.schema import Recipe, Teacher
 from letkd.runs.evaluation import evaluate
 from letkd.taps.outputs import is_backbone
 
-IMAGENET = 1000  # classes that a network is asked for if nothing says how many it has
-MEASURED = 2000  # images that the teacher's accuracy is measured on
+IMAGENET = 1000  # default number of classes of a network
+MEASURED = 2000  # images to measure the teacher's accuracy
 
 
 def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInput]:
-    """The network with its weights, and how it sees the data's images.
+    """The network with its weights, and the conversion of the data's images to its input.
 
-    What it was trained on is what the recipe says, else what the weights' file or folder says of itself, else what timm says of the
-    network (`pretrained_cfg`), else the same as the data.
+    Normalisation, image size and classes of its training come from the recipe, else from the weights file or folder, else from timm
+    (`pretrained_cfg`), else they are those of the data.
     """
-    told = _told_by_weights(table)
-    classes = _classes_named(table, data) or (told.classes if told else ())
-    C = len(classes) or (told.num_classes if told else data.num_classes)
+    facts = _facts_of_weights_file(table)
+    classes = _classes_named(table, data) or (facts.classes if facts else ())
+    C = len(classes) or (facts.num_classes if facts else data.num_classes)
     if table.weights is not None and is_student_file(table.weights):
         model = load_student(table.weights, model=table.model)
     else:
-        model = create_model(table.model, num_classes=C or _count(table), weights=table.weights, headless=True)
-    if told is None:
-        told = facts_from({"num_classes": max(C, 1), **facts_of_network(model)}, table.model)
+        model = create_model(table.model, num_classes=C or _count_classes(table), weights=table.weights, headless=True)
+    if facts is None:
+        facts = facts_from({"num_classes": max(C, 1), **facts_of_network(model)}, table.model)
     side = (table.size, table.size) if isinstance(table.size, int) else table.size
-    size = side or told.size or data.image_size
+    size = side or facts.size or data.image_size
     order, foreign = _match(classes, data)
     if is_backbone(model):
         order = None
@@ -50,21 +50,21 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
             f"{table.model} with the weights {table.weights} has no classifier; give a teacher that has one, or use a method that "
             "reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
         )
-    seen = TeacherInput(
-        mean=_three(table.mean or told.mean or data.mean),
-        std=_three(table.std or told.std or data.std),
+    teacher_input = TeacherInput(
+        mean=_three(table.mean or facts.mean or data.mean),
+        std=_three(table.std or facts.std or data.std),
         from_mean=data.mean,
         from_std=data.std,
         size=None if size == data.image_size else size,
         order=order,
         foreign=foreign,
     )
-    _tell(table, data, seen, headless=is_backbone(model))
-    return model, seen
+    _report_input(table, data, teacher_input, headless=is_backbone(model))
+    return model, teacher_input
 
 
-def _count(table: Teacher) -> int:
-    """How many classes the teacher has if nothing says so: as many as the last matrix of its weights has rows."""
+def _count_classes(table: Teacher) -> int:
+    """The teacher's number of classes if nothing states it: the number of rows of the last matrix in its weights."""
     if table.weights is None or table.weights == OWN or Path(table.weights).is_dir():
         return IMAGENET
     matrices = [value for value in read_state_dict(table.weights).values() if value.ndim == 2]
@@ -72,33 +72,33 @@ def _count(table: Teacher) -> int:
 
 
 def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> float | None:
-    """Top-1 accuracy (%) of the teacher on validation images, at most `MEASURED`; None if there is none, or it knows other classes.
+    """Top-1 accuracy (%) of the teacher on at most `MEASURED` validation images; None without a teacher or if its classes differ.
 
-    Without a validation split training images serve. Near chance a warning names what may be wrong.
+    Without a validation split, training images are used. If it is near chance, a warning lists the usual causes.
     """
-    teacher, seen = distiller.teacher, distiller.teacher_input
-    if teacher is None or seen is None or seen.foreign or recipe.teacher is None or not data.has_labels:
+    teacher, teacher_input = distiller.teacher, distiller.teacher_input
+    if teacher is None or teacher_input is None or teacher_input.foreign or recipe.teacher is None or not data.has_labels:
         return None
     split, part = ("validation", data.val) if len(data.val) else ("training", _labelled(data.train))
-    most = MEASURED if recipe.train.steps is None else min(MEASURED, recipe.train.steps * recipe.data.batch_size)
-    some = part.subset(torch.linspace(0, len(part) - 1, min(most, len(part)), dtype=torch.float64).long())
-    batch = min(len(some), max(recipe.data.batch_size, world()))
+    limit = MEASURED if recipe.train.steps is None else min(MEASURED, recipe.train.steps * recipe.data.batch_size)
+    sample = part.subset(torch.linspace(0, len(part) - 1, min(limit, len(part)), dtype=torch.float64).long())
+    batch = min(len(sample), max(recipe.data.batch_size, world()))
     if batch < world():
         return None
-    loader = Loader(some, batch, mean=data.mean, std=data.std, rank=rank(), world=world())
+    loader = Loader(sample, batch, mean=data.mean, std=data.std, rank=rank(), world=world())
     with torch.random.fork_rng():  # a network may draw random numbers even in eval mode
-        found = evaluate(SeenTeacher(teacher, seen), loader, description="evaluating the teacher")
+        accuracy = evaluate(SeenTeacher(teacher, teacher_input), loader, description="evaluating the teacher")
     why = "" if len(data.val) else " (there is no validation split)"
-    say(f"teacher {recipe.teacher.model}: {found.top1:.2f} % on {found.n:,} {split} images{why}")
+    say(f"teacher {recipe.teacher.model}: {accuracy.top1:.2f} % on {accuracy.n:,} {split} images{why}")
     chance = 1 / data.num_classes
-    if found.top1 / 100 < chance + max(3 * math.sqrt(chance * (1 - chance) / found.n), 0.1 * (1 - chance)):
+    if accuracy.top1 / 100 < chance + max(3 * math.sqrt(chance * (1 - chance) / accuracy.n), 0.1 * (1 - chance)):
         say(
             f"warning: the teacher is hardly better than chance ({100 * chance:.2f} %). Usual causes: normalisation (it gets mean "
-            f"{_short(seen.mean)}, std {_short(seen.std)}: teacher.mean, teacher.std), image size (it gets "
-            f"{_size(seen.size or data.image_size)}: teacher.size), class order ({_order(seen)}: teacher.classes), or wrong weights "
-            f"({recipe.teacher.weights})"
+            f"{_short(teacher_input.mean)}, std {_short(teacher_input.std)}: teacher.mean, teacher.std), image size (it gets "
+            f"{_size(teacher_input.size or data.image_size)}: teacher.size), class order ({_order(teacher_input)}: teacher.classes), or "
+            f"wrong weights ({recipe.teacher.weights})"
         )
-    return found.top1
+    return accuracy.top1
 
 
 def _labelled(split: AnySplit) -> AnySplit:
@@ -106,7 +106,7 @@ def _labelled(split: AnySplit) -> AnySplit:
     return split if bool(with_label.all()) else split.subset(with_label)
 
 
-def _told_by_weights(table: Teacher) -> Facts | None:
+def _facts_of_weights_file(table: Teacher) -> Facts | None:
     if table.weights is None:
         return None
     if is_student_file(table.weights):
@@ -116,7 +116,7 @@ def _told_by_weights(table: Teacher) -> Facts | None:
 
 
 def _classes_named(table: Teacher, data: Dataset) -> tuple[str, ...]:
-    """The classes that the recipe names; `data` means those of the data, in their order."""
+    """The classes that the recipe names; `data` means the classes of the data, in the same order."""
     if table.classes is None or isinstance(table.classes, list):
         return tuple(table.classes or ())
     if table.classes == "data":
@@ -129,31 +129,31 @@ def _classes_named(table: Teacher, data: Dataset) -> tuple[str, ...]:
 
 
 def _match(classes: tuple[str, ...], data: Dataset) -> tuple[tuple[int, ...] | None, str]:
-    """The teacher's index of each class of the data, None if they are in the same order; or why they cannot be matched."""
+    """The teacher's index of each class of the data (None if the order is the same), or why they cannot be matched."""
     if not classes or not data.classes or classes == data.classes:
         return None, ""
     if len(set(classes)) == len(classes) and set(classes) == set(data.classes):
         return tuple(classes.index(name) for name in data.classes), ""
     return None, (
-        f"the teacher's classes are not those of {data.name}: it knows {_some(classes)} and the data {_some(data.classes)}; give a "
-        "teacher of the same classes or use a method that reads features alone. If only the names differ, list them in the order of its "
-        'logits as teacher.classes, or set teacher.classes = "data" if the order is the same'
+        f"the teacher's classes are not those of {data.name}: it has {_first_names(classes)} and the data {_first_names(data.classes)}; "
+        "give a teacher with the same classes or use a method that reads features alone. If only the names differ, list them in the "
+        'order of its logits as teacher.classes, or set teacher.classes = "data" if the order is the same'
     )
 
 
-def _tell(table: Teacher, data: Dataset, seen: TeacherInput, *, headless: bool) -> None:
-    found = seen.differences()
+def _report_input(table: Teacher, data: Dataset, teacher_input: TeacherInput, *, headless: bool) -> None:
+    found = teacher_input.differences()
     parts = []
     if "mean" in found:
         parts.append(
-            f"mean {_short(seen.mean)} and std {_short(seen.std)} instead of {_short(data.mean)} and {_short(data.std)}"
+            f"mean {_short(teacher_input.mean)} and std {_short(teacher_input.std)} instead of {_short(data.mean)} and {_short(data.std)}"
         )
     if "size" in found:
         parts.append(f"images of {_size(found['size'])} instead of {_size(data.image_size)}")
     if "order" in found:
         parts.append("its classes in another order, matched by name")
-    if seen.foreign and not headless:
-        parts.append(f"classes of its own (its logits are not used: {_some(data.classes)} in the data)")
+    if teacher_input.foreign and not headless:
+        parts.append(f"classes of its own (its logits are not used: {_first_names(data.classes)} in the data)")
     if parts:
         say(f"teacher {table.model}: gets {'; '.join(parts)}")
 
@@ -172,9 +172,9 @@ def _size(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _order(seen: TeacherInput) -> str:
-    return "as in the data" if seen.order is None else "matched by name"
+def _order(teacher_input: TeacherInput) -> str:
+    return "as in the data" if teacher_input.order is None else "matched by name"
 
 
-def _some(classes: tuple[str, ...], n: int = 3) -> str:
+def _first_names(classes: tuple[str, ...], n: int = 3) -> str:
     return f"{len(classes)} ({', '.join(classes[:n])}{', …' if len(classes) > n else ''})"

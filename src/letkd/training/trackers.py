@@ -1,6 +1,6 @@
-"""A run's metrics for trackers: TensorBoard, Weights & Biases, MLflow. `metrics.jsonl` has them in any case.
+"""Trackers for a run's metrics: TensorBoard, Weights & Biases, MLflow. `metrics.jsonl` always has the metrics as well.
 
-A tracker takes the rows of `metrics.jsonl` as they are. One that fails gets no more rows, a line says so once, and the run continues.
+A tracker gets the rows of `metrics.jsonl`. If a tracker fails, this is reported once, it gets no more rows, and the run continues.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ from letkd.runs.folder import RunFolder
 
 
 class Tracker(Protocol):
-    """What takes the rows of metrics.jsonl."""
+    """Receives the rows of metrics.jsonl."""
 
     def row(self, row: Mapping[str, Any]) -> None: ...
 
@@ -30,7 +30,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Scalars by epoch in `tensorboard/`; what an earlier start wrote from epoch `first` on no longer counts."""
+    """Scalars per epoch in `tensorboard/`; what an earlier start wrote from epoch `first` on is purged."""
 
     package, extra = "tensorboard", "tensorboard"
 
@@ -49,7 +49,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run in Weights & Biases: offline in `wandb/` of the run folder unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
+    """A run in Weights & Biases: offline in `wandb/` of the run folder unless WANDB_MODE is set; `wandb sync` uploads it."""
 
     package, extra = "wandb", "wandb"
 
@@ -79,30 +79,30 @@ class MLflow:
     package, extra = "mlflow", "mlflow"
 
     def __init__(self, run: RunFolder, id: str, first: int):
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a server that is down must not hold the training up
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a server that is down must not delay the training
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         mlflow = need("mlflow", "mlflow", "--log mlflow")
         self._entities, self._client = mlflow.entities, mlflow.MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "letkd")
         experiment = self._client.get_experiment_by_name(name)
-        where = experiment.experiment_id if experiment else self._client.create_experiment(name)
-        held = self._client.search_runs([where], f"tags.`letkd.run` = '{id}'", max_results=1)
-        if held:
-            self._id = held[0].info.run_id
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        existing = self._client.search_runs([experiment_id], f"tags.`letkd.run` = '{id}'", max_results=1)
+        if existing:
+            self._id = existing[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
-        self._id = self._client.create_run(where, run_name=run.path.name, tags={"letkd.run": id}).info.run_id
+        self._id = self._client.create_run(experiment_id, run_name=run.path.name, tags={"letkd.run": id}).info.run_id
         values = {
             _plain(dotted(path)): as_toml(value)[:500] for path, value in leaves(run.recipe.model_dump(exclude_none=True))
         }
-        for some in _chunks(list(values.items()), 100):
-            self._client.log_batch(self._id, params=[self._entities.Param(key, value) for key, value in some])
+        for chunk in _chunks(list(values.items()), 100):
+            self._client.log_batch(self._id, params=[self._entities.Param(key, value) for key, value in chunk])
 
     def row(self, row: Mapping[str, Any]) -> None:
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(_plain(name), float(value), now, row["epoch"]) for name, value in scalars(row)]
-        for some in _chunks(metrics, 500):
-            self._client.log_batch(self._id, metrics=some)
+        for chunk in _chunks(metrics, 500):
+            self._client.log_batch(self._id, metrics=chunk)
 
     def close(self) -> None:
         self._client.set_terminated(self._id, "FINISHED")
@@ -112,25 +112,25 @@ TRACKERS: dict[str, Callable[[RunFolder, str, int], Tracker]] = {"tensorboard": 
 
 
 def parse_trackers(text: str | None) -> tuple[str, ...] | None:
-    """The names in a comma-separated list; one that is unknown, or not installed, is an error before any work."""
+    """The names in a comma-separated list; an unknown or missing tracker raises an error before any work."""
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in TRACKERS:
-            raise RecipeError(f"--log {name!r}: there is no such tracker; nearest: {nearest(name, TRACKERS)}")
-        made: Any = TRACKERS[name]
-        need(made.package, made.extra, f"--log {name}")
+            raise RecipeError(f"--log {name!r}: unknown tracker; nearest: {nearest(name, TRACKERS)}")
+        tracker: Any = TRACKERS[name]
+        need(tracker.package, tracker.extra, f"--log {name}")
     return names
 
 
 @contextmanager
 def tracked(run: RunFolder, names: Sequence[str] | None, first: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Pass rows to trackers, each opened at the first row: importing them would keep the first step waiting.
+    """Pass rows to trackers, each opened at the first row: importing them earlier would delay the first step.
 
     Args:
         names: of trackers; TensorBoard if omitted and installed.
-        first: the epoch that the run begins with. A tracker that is new to the run gets the rows before it as well.
+        first: the first epoch of this start. A tracker that is new to the run also gets the rows of earlier epochs.
     """
     if names is None:
         names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
@@ -140,11 +140,11 @@ def tracked(run: RunFolder, names: Sequence[str] | None, first: int) -> Iterator
         for name in names:
             if name not in opened:
                 opened[name] = None
-                with _told(name, opened):
+                with _report_failure(name, opened):
                     opened[name] = _opened(name, run, first)
             tracker = opened[name]
             if tracker is not None:
-                with _told(name, opened):
+                with _report_failure(name, opened):
                     tracker.row(row)
 
     try:
@@ -152,7 +152,7 @@ def tracked(run: RunFolder, names: Sequence[str] | None, first: int) -> Iterator
     finally:
         for name, tracker in opened.items():
             if tracker is not None:
-                with _told(name, {}):
+                with _report_failure(name, {}):
                     tracker.close()
 
 
@@ -175,18 +175,18 @@ def _opened(name: str, run: RunFolder, first: int) -> Tracker:
 
 
 @contextmanager
-def _told(name: str, opened: dict[str, Tracker | None]) -> Iterator[None]:
-    """Whatever a tracker raises is said once; it gets no more rows."""
+def _report_failure(name: str, opened: dict[str, Tracker | None]) -> Iterator[None]:
+    """Report an error of a tracker once; it gets no more rows."""
     try:
         yield
-    except Exception as error:  # trackers' errors share no class, and none of them is worth a run
+    except Exception as error:  # trackers' errors share no base class, and none of them should end a run
         opened[name] = None
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        say(f"--log {name} failed ({why:.300}); it gets no more rows, the run continues and metrics.jsonl has them all")
+        say(f"--log {name} failed ({why:.300}); it gets no more rows, the run continues, and its own log has all rows")
 
 
 def _plain(name: str) -> str:
-    """A name that MLflow takes."""
+    """A name that MLflow accepts."""
     return re.sub(r"[^\w\-. /:]", "-", name)
 
 
@@ -196,7 +196,7 @@ def _chunks(values: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row, those of tables within it as `table/name`."""
+    """The numbers in a row; those in a nested table as `table/name`."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from scalars(value, f"{prefix}{name}/")

@@ -1,4 +1,4 @@
-"""Launchers: run tasks in other processes, on this machine or on many."""
+"""Launchers: run tasks in other processes, on one machine or on many."""
 
 import inspect
 from pathlib import Path
@@ -30,22 +30,22 @@ def launcher_from(text: str, folder: Path) -> Launcher:
     """The launcher that `--launcher` names.
 
     Args:
-        folder: of the runs; submitit keeps its files there.
+        folder: of the runs; submitit stores its files there.
     """
     name, _, rest = text.partition(":")
     if name == "local":
         if not rest.isdecimal() or not 1 <= int(rest) <= 256:
-            raise RecipeError(f"--launcher {text!r}: write how many runs at once, from 1 to 256, as in local:2")
+            raise RecipeError(f"--launcher {text!r}: write the number of parallel runs, 1 to 256, as in local:2")
         return Local(int(rest))
     if name not in ("slurm", "ray"):
-        raise RecipeError(f"--launcher {text!r}: there is no such launcher; write {FORMS}")
+        raise RecipeError(f"--launcher {text!r}: unknown launcher; write {FORMS}")
     settings = _settings(text, rest, Slurm if name == "slurm" else Ray)
     return Slurm(folder / "slurm", **settings) if name == "slurm" else Ray(**settings)
 
 
-def _settings(text: str, rest: str, made: Any) -> dict[str, Any]:
+def _settings(text: str, rest: str, launcher: Any) -> dict[str, Any]:
     """`key=value,key=value` as arguments of a launcher."""
-    takes = {key: value for key, value in inspect.signature(made).parameters.items() if value.kind is value.KEYWORD_ONLY}
+    takes = {key: value for key, value in inspect.signature(launcher).parameters.items() if value.kind is value.KEYWORD_ONLY}
     found: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = (one.strip() for one in part.partition("="))

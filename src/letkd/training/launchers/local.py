@@ -1,4 +1,4 @@
-"""Tasks on this machine: each in its own process, a fixed number at a time."""
+"""Tasks on this machine: each in its own process, a fixed number in parallel."""
 
 import multiprocessing
 import os
@@ -19,10 +19,10 @@ from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 
 class Local:
-    """At most `jobs` processes at a time, which share the cores; with several GPUs each process sees one of them.
+    """At most `jobs` parallel processes, which share the cores; with several GPUs each process sees one of them.
 
-    A stop is passed on: each run finishes its step and writes its checkpoint. If this process is killed, the others stop by
-    themselves.
+    A stop signal is passed on: each run finishes its step and writes its checkpoint. If this process is killed, the workers stop as
+    well.
     """
 
     def __init__(self, jobs: int):
@@ -31,62 +31,62 @@ class Local:
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Outcome]]:
         waiting = list(range(len(tasks)))
         slots = set(range(self.jobs))
-        left = dict.fromkeys(waiting, RETRIES)
-        at_work: dict[int, _Worker] = {}
+        retries = dict.fromkeys(waiting, RETRIES)
+        running: dict[int, _Worker] = {}
         threads = max(1, torch.get_num_threads() // max(1, min(self.jobs, len(tasks))))
-        with polite_stop() as wish:
+        with polite_stop() as request:
             try:
-                while waiting or at_work:
-                    while waiting and slots and not wish.asked:
+                while waiting or running:
+                    while waiting and slots and not request.asked:
                         k = waiting.pop(0)
-                        at_work[k] = _Worker(tasks[k], slots.pop(), threads)
-                    if wish.asked:
+                        running[k] = _Worker(tasks[k], slots.pop(), threads)
+                    if request.asked:
                         raise Stopped(STOPPED)
-                    for k, worker in [(k, worker) for k, worker in at_work.items() if not worker.process.is_alive()]:
-                        del at_work[k]
+                    for k, worker in [(k, worker) for k, worker in running.items() if not worker.process.is_alive()]:
+                        del running[k]
                         slots.add(worker.slot)
                         outcome = worker.outcome()
-                        if outcome.state in ("stopped", "killed") and left[k]:
-                            left[k] -= 1
+                        if outcome.state in ("stopped", "killed") and retries[k]:
+                            retries[k] -= 1
                             waiting.append(k)
                             say(f"{tasks[k].label}: {outcome.sentence}; started again")
                             continue
-                        said = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
-                        say(f"{tasks[k].label}: {said}; {len(at_work) + len(waiting)} to go")
+                        state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
+                        say(f"{tasks[k].label}: {state}; {len(running) + len(waiting)} to go")
                         yield k, outcome
                     time.sleep(0.05)
             finally:
-                for worker in at_work.values():
+                for worker in running.values():
                     worker.process.terminate()
-                for worker in at_work.values():
+                for worker in running.values():
                     worker.process.join()
 
 
 class _Worker:
-    """A process at work on a task."""
+    """A process that runs a task."""
 
     def __init__(self, task: Task, slot: int, threads: int):
         spawn = multiprocessing.get_context("spawn")
         self.slot = slot
-        self._ours, theirs = spawn.Pipe(duplex=False)
-        self.process: BaseProcess = spawn.Process(target=_work, args=(task, theirs, threads, _gpu(slot)))
+        self._receiver, sender = spawn.Pipe(duplex=False)
+        self.process: BaseProcess = spawn.Process(target=_work, args=(task, sender, threads, _gpu(slot)))
         self.process.start()
-        theirs.close()
+        sender.close()
 
     def outcome(self) -> Outcome:
         try:
-            if self._ours.poll():
-                return self._ours.recv()
+            if self._receiver.poll():
+                return self._receiver.recv()
         except EOFError:
             pass
         finally:
-            self._ours.close()
+            self._receiver.close()
         code = self.process.exitcode or 0
         return Outcome("killed", f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
 
 
 def _gpu(slot: int) -> str | None:
-    """What CUDA_VISIBLE_DEVICES is in a slot; None to leave it alone."""
+    """CUDA_VISIBLE_DEVICES for a slot; None to leave it unchanged."""
     count = torch.cuda.device_count()
     if count < 2:
         return None
@@ -98,11 +98,11 @@ def _work(task: Task, result: Connection, threads: int, gpu: str | None) -> None
     set_quiet(True)
     torch.set_num_threads(threads)
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA reads it at its first use, which is still to come
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA has not been used yet, and reads this at its first use
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     with immediate_stop():
         outcome = attempt(task)
-    with suppress(OSError):  # the other side is gone
+    with suppress(OSError):  # the parent process is gone
         result.send(outcome)
 
 

@@ -13,11 +13,11 @@ from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 
 class Ray:
-    """Each task a Ray task; if its worker dies, Ray runs it on another, where it resumes. Folders must be shared by all machines.
+    """Runs each task as a Ray task; if its worker dies, the task resumes on another. All machines must share the folders.
 
     Args:
-        address: of a cluster that runs, HOST:PORT; if omitted, that of RAY_ADDRESS or of one on this machine.
-        cpus, gpus: of each task.
+        address: HOST:PORT of a running cluster; default: RAY_ADDRESS, or a cluster on this machine.
+        cpus, gpus: per task.
     """
 
     def __init__(self, *, address: str = "", cpus: int = 1, gpus: int = 0):
@@ -30,20 +30,20 @@ class Ray:
         self._connect()
         remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)(_work)
         pending = {remote.remote(task, os.getcwd()): k for k, task in enumerate(tasks)}
-        with polite_stop() as wish:
+        with polite_stop() as request:
             try:
                 while pending:
                     for ref in ray.wait(list(pending), num_returns=1, timeout=0.5)[0]:
                         k = pending.pop(ref)
                         outcome = self._outcome(ref)
-                        said = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
-                        say(f"{tasks[k].label}: {said}; {len(pending)} to go")
+                        state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
+                        say(f"{tasks[k].label}: {state}; {len(pending)} to go")
                         yield k, outcome
-                    if wish.asked:
+                    if request.asked:
                         raise Stopped(STOPPED)
             finally:
                 for ref in pending:
-                    ray.cancel(ref, force=False)  # an interrupt: runs write their checkpoints
+                    ray.cancel(ref, force=False)  # interrupts the runs, which write their checkpoints
 
     def _connect(self) -> None:
         if self._ray.is_initialized():
@@ -67,7 +67,7 @@ class Ray:
 
 
 def _probe(address: str) -> None:
-    """Raise at once if nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raise an error at once if nothing listens at HOST:PORT; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -1,4 +1,4 @@
-"""Tasks as SLURM jobs, by submitit (`pip install letkd[slurm]`)."""
+"""Tasks as SLURM jobs, with submitit (`pip install letkd[slurm]`)."""
 
 import os
 import shutil
@@ -14,21 +14,21 @@ from letkd.progress import say
 from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
 from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
-POLL = 0.5  # seconds; submitit asks SLURM itself less often
-PATIENCE = 60.0  # seconds for jobs to write their checkpoints when all of them are stopped
-REQUEUES = 1000  # at their time limit; a run resumes each time
+POLL = 0.5  # seconds; submitit queries SLURM less often
+PATIENCE = 60.0  # seconds for stopped jobs to write their checkpoints
+REQUEUES = 1000  # per job, at its time limit; the run resumes each time
 
 
 class Slurm:
-    """Each task a job. At its time limit a job writes its checkpoint and is requeued; results are gathered as they come.
+    """Runs each task as a job. At its time limit a job writes its checkpoint and is requeued; results are collected as they arrive.
 
     Args:
-        folder: for submitit's files and the jobs' output; on storage that all machines share.
-        jobs: at most so many submitted at a time; all of them if 0.
-        minutes: time limit of a job.
-        cluster: `local` runs the jobs on this machine, to try things out without SLURM.
-        gpus, cpus, mem: of a job; memory in GB.
-        partition, account, qos: as `sbatch` has them.
+        folder: for submitit's files and the output of the jobs; on shared storage.
+        jobs: largest number of submitted jobs; 0 for no limit.
+        minutes: time limit per job.
+        cluster: `local` runs the jobs on this machine, for tests without SLURM.
+        gpus, cpus, mem: per job; memory in GB.
+        partition, account, qos: as for `sbatch`.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Slurm:
         self._submitit = need("submitit", "slurm", "--launcher slurm")
         if cluster == "slurm" and shutil.which("srun") is None:
             raise LetkdError(
-                "--launcher slurm: SLURM is not installed here (there is no srun); run this on a login node of the cluster, or try it "
-                "out with --launcher slurm:cluster=local"
+                "--launcher slurm: SLURM is not installed here (no srun found); run this on a login node of the cluster, or test it "
+                "with --launcher slurm:cluster=local"
             )
         self.folder, self.jobs, self.cluster = folder, jobs, cluster
         self._settings = {
@@ -66,35 +66,35 @@ class Slurm:
         limits = {"slurm_max_num_timeout": REQUEUES, "local_max_num_timeout": REQUEUES}
         executor = self._submitit.AutoExecutor(self.folder, cluster=self.cluster, **limits)
         executor.update_parameters(name="letkd", **self._settings)
-        waiting, left = list(range(len(tasks))), dict.fromkeys(range(len(tasks)), RETRIES)
-        at_work: dict[int, Any] = {}
-        with polite_stop() as wish:
+        waiting, retries = list(range(len(tasks))), dict.fromkeys(range(len(tasks)), RETRIES)
+        running: dict[int, Any] = {}
+        with polite_stop() as request:
             try:
-                while waiting or at_work:
-                    while waiting and not (self.jobs and len(at_work) >= self.jobs):
+                while waiting or running:
+                    while waiting and not (self.jobs and len(running) >= self.jobs):
                         k = waiting.pop(0)
-                        at_work[k] = executor.submit(_Job(tasks[k], os.getcwd()))
-                    if wish.asked:
+                        running[k] = executor.submit(_Job(tasks[k], os.getcwd()))
+                    if request.asked:
                         raise Stopped(STOPPED)
-                    for k in [k for k, job in at_work.items() if job.done()]:
-                        outcome = _outcome(at_work.pop(k))
-                        if outcome.state in ("stopped", "killed") and left[k]:
-                            left[k] -= 1
+                    for k in [k for k, job in running.items() if job.done()]:
+                        outcome = _outcome(running.pop(k))
+                        if outcome.state in ("stopped", "killed") and retries[k]:
+                            retries[k] -= 1
                             waiting.append(k)
                             say(f"{tasks[k].label}: {outcome.sentence}; submitted again")
                             continue
-                        said = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
-                        say(f"{tasks[k].label}: {said}; {len(at_work) + len(waiting)} to go")
+                        state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
+                        say(f"{tasks[k].label}: {state}; {len(running) + len(waiting)} to go")
                         yield k, outcome
                     time.sleep(POLL)
             finally:
-                self._end(list(at_work.values()))
+                self._end(list(running.values()))
 
     def _end(self, jobs: list[Any]) -> None:
         """Ask jobs to stop, and wait until they have written their checkpoints."""
         for job in jobs:
             if self.cluster == "local":
-                os.kill(int(job.job_id), signal.SIGTERM)  # passed on to the run; cancel() would leave it a second
+                os.kill(int(job.job_id), signal.SIGTERM)  # passed on to the run; cancel() would leave it only a second
             else:
                 job.cancel()
         until = time.monotonic() + PATIENCE
@@ -106,14 +106,14 @@ class Slurm:
 def _outcome(job: Any) -> Outcome:
     try:
         return job.result()
-    except Exception as error:  # submitit's, and whatever reading a result that was cut off gives
+    except Exception as error:  # errors of submitit, or of reading an incomplete result
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return Outcome("killed", f"job {job.job_id} gave no result ({lines[0]:.200})")
+        return Outcome("killed", f"job {job.job_id} returned no result ({lines[0]:.200})")
 
 
 class _Job:
-    """A task inside a SLURM job. At the time limit SLURM sends a signal ahead, and submitit would requeue at once: the run first
-    writes its checkpoint, as after SIGTERM, and submitit's handler is called then."""
+    """A task inside a SLURM job. Before the time limit SLURM sends a signal, and submitit would requeue at once. Instead, the run
+    first writes its checkpoint, as after SIGTERM; then submitit's handler is called."""
 
     def __init__(self, task: Task, folder: str):
         self.task, self.folder = task, folder
@@ -122,21 +122,21 @@ class _Job:
         os.chdir(self.folder)
         number = getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
         requeue: Callable[[int, None], object] = signal.getsignal(number)  # pyright: ignore[reportAssignmentType]
-        asked = False
+        signalled = False
 
-        def ask(*_: object) -> None:
-            nonlocal asked
-            asked = True
+        def stop(*_: object) -> None:
+            nonlocal signalled
+            signalled = True
             signal.raise_signal(signal.SIGTERM)
 
-        signal.signal(number, ask)
+        signal.signal(number, stop)
         with immediate_stop():
             outcome = attempt(self.task)
         signal.signal(number, requeue)  # pyright: ignore[reportArgumentType]
-        if asked and outcome.state == "stopped" and callable(requeue):
+        if signalled and outcome.state == "stopped" and callable(requeue):
             requeue(number, None)  # ends this process
         return outcome
 
     def checkpoint(self) -> Any:
-        """What submitit runs when the job starts again: the same, which resumes."""
+        """What submitit runs when the job restarts: the same task, which resumes."""
         return need("submitit", "slurm", "--launcher slurm").helpers.DelayedSubmission(self)

@@ -1,4 +1,4 @@
-"""Tasks: pieces of work that a launcher hands to other processes, and what becomes of them."""
+"""Tasks that a launcher runs in other processes, and their outcomes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -9,14 +9,14 @@ from typing import Literal, Protocol
 from letkd.errors import LetkdError, Stopped, UnsupportedPair
 from letkd.recipes.schema import Recipe
 
-RETRIES = 2  # how often a task is taken up again after its process was killed
+RETRIES = 2  # of a task whose process was killed or stopped
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task. `sentence` says why it is not done.
+    """How a task ended. `sentence` says why it is not done.
 
-    `stopped` and `killed` tasks can be taken up again: what they had done is in their run folder.
+    `stopped` and `killed` tasks can resume from their run folder.
     """
 
     state: Literal["done", "failed", "unsupported", "stopped", "killed"]
@@ -24,7 +24,7 @@ class Outcome:
 
 
 class Task(Protocol):
-    """A piece of work that can be pickled; called again after a stop or a kill, it resumes."""
+    """Work that can be pickled; called again after a stop or a kill, it resumes."""
 
     @property
     def label(self) -> str: ...
@@ -36,12 +36,12 @@ class Launcher(Protocol):
     """Runs tasks in other processes."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Outcome]]:
-        """Run all tasks; yields the index and outcome of each as it ends."""
+        """Run all tasks; yield index and outcome of each as it ends."""
         ...
 
 
 def attempt(task: Task) -> Outcome:
-    """Run a task in this process; an error becomes a sentence."""
+    """Run a task in this process; an error becomes an `Outcome`."""
     try:
         task()
     except Stopped as stop:
@@ -50,7 +50,7 @@ def attempt(task: Task) -> Outcome:
         return Outcome("unsupported", str(error))
     except LetkdError as error:
         return Outcome("failed", str(error))
-    except Exception as error:  # in another process a traceback would be lost
+    except Exception as error:  # a traceback in another process would be lost
         lines = str(error).splitlines() or [""]
         return Outcome("failed", f"{type(error).__name__}: {lines[0]}")
     return Outcome("done")
@@ -61,7 +61,7 @@ class TrainTask:
     """One run, in its own folder.
 
     Args:
-        supervision: folder of fitted supervisions and of the teacher's cache, shared between runs.
+        supervision: folder of fitted supervisions and the teacher's cache, shared between runs.
         save_minutes, force, log: as for `train`.
     """
 
@@ -79,15 +79,15 @@ class TrainTask:
     def __call__(self) -> None:
         from letkd.training.loop import train
 
-        how = {"save_minutes": self.save_minutes, "force": self.force, "log": self.log}
-        train(self.recipe, self.folder, supervision=self.supervision, **how)
+        options = {"save_minutes": self.save_minutes, "force": self.force, "log": self.log}
+        train(self.recipe, self.folder, supervision=self.supervision, **options)
 
 
 @dataclass(frozen=True)
 class FitTask:
-    """The offline parts of several recipes, one after the other, so that recipes with equal parts share one fit.
+    """Fits the offline parts of several recipes, one after the other, so that recipes with equal parts share one fit.
 
-    A recipe that cannot be fitted is skipped: its runs tell why.
+    A recipe that cannot be fitted is skipped here; its runs raise the error.
     """
 
     recipes: tuple[Recipe, ...]
