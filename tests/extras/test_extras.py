@@ -224,7 +224,7 @@ def test_a_folder_of_transformers_with_another_head(saved, said):
         create_model(f"transformers:{folder}", num_classes=5, weights=folder)
     model = create_model(f"transformers:{folder}", num_classes=5, weights=folder, new_head=True)
     assert as_logits(model(torch.rand(1, 3, 32, 32)), model).shape == (1, 5)
-    assert "its classifier has other classes and is trained from the start" in said()
+    assert "its classifier has other classes and is trained from scratch" in said()
 
 
 @pytest.fixture
