@@ -73,7 +73,7 @@ def test_networks_have_the_published_size_and_two_sites(name):
         ("torchvision:fcn_resnet50", "torchvision has no classifier 'fcn_resnet50'"),
         ("transformers:ResNettConfig", "transformers has no configuration 'ResNettConfig'; nearest: .*ResNetConfig"),
         ("transformers:BertConfig", "transformers:BertConfig could not be built: ValueError: Unrecognized configuration class"),
-        ("transformers:some/name", "no folder with a config.json, and not in the local cache; nothing is downloaded"),
+        ("transformers:some/name", "nor a folder with a config.json, nor in the local cache; nothing is downloaded"),
     ],
 )
 def test_names_that_are_not_there(name, sentence, monkeypatch):

@@ -179,7 +179,7 @@ def test_without_a_folder_it_says_how_to_get_the_files(name, tmp_path):
         load_data(name)
     with pytest.raises(DataError, match=f"does not exist, so {name} cannot be read from it; {says}"):
         load_data(name, root=tmp_path / "nowhere")
-    with pytest.raises(DataError, match=f"holds neither its files nor its archive; {says}"):
+    with pytest.raises(DataError, match=f"has neither the files of {name} nor its archive; {says}"):
         load_data(name, root=tmp_path)
 
 

@@ -195,7 +195,7 @@ def test_no_such_page_and_no_server(server, tmp_path):
     server.status = 404
     with pytest.raises(DataError, match=r"answers 404 Not Found; check whether the address is still right"):
         fetch(server, tmp_path / "x.bin")
-    with pytest.raises(DataError, match=r"cannot be reached \(.*refused.*\); is there a network\?"):
+    with pytest.raises(DataError, match=r"cannot be reached \(.*refused.*\); check the network connection"):
         download("http://127.0.0.1:9/x", tmp_path / "x.bin", md5=MD5, limit=LIMIT)
     with pytest.raises(DataError, match=r"cannot be reached \(unknown url type: file\)"):
         download((tmp_path / "x").as_uri(), tmp_path / "x.bin", md5=MD5, limit=LIMIT)
@@ -517,7 +517,7 @@ def test_what_cannot_be_got_says_why(tmp_path):
     for name, message in (
         ("imagenet", "agreeing to its terms"),
         ("digits", "come with scikit-learn"),
-        ("folder", "of your own"),
+        ("folder", "your own tree of images"),
     ):
         with pytest.raises(DataError, match=message):
             get_data(name, tmp_path)

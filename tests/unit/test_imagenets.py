@@ -118,7 +118,7 @@ def test_imagenet_that_is_not_whole(tmp_path):
     with pytest.raises(DataError, match=r"line 2 of .* is '7', which is not a class"):
         load_data("imagenet", root=root)
     truth.write_text("1\n3\n2\n2\n1\n1\n")
-    with pytest.raises(DataError, match=r"lacks 1 of the 6 images .* ILSVRC2012_val_00000006\.JPEG first"):
+    with pytest.raises(DataError, match=r"lacks 1 of the 6 images .* the first is ILSVRC2012_val_00000006\.JPEG"):
         load_data("imagenet", root=root)
     (kit / "meta.mat").write_bytes(b"MATLAB 7.3 MAT-file" + bytes(200))
     with pytest.raises(DataError, match=r"meta\.mat is not the meta\.mat of ILSVRC2012_devkit_t12"):

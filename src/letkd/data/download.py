@@ -160,7 +160,7 @@ def _connect(
         if have:
             return False, str(error) or type(error).__name__
         why = printable(str(getattr(error, "reason", error))[:200]) or type(error).__name__
-        raise DataError(f"{url} cannot be reached ({why}); is there a network?") from None
+        raise DataError(f"{url} cannot be reached ({why}); check the network connection") from None
     with answer:
         at, total = _extent(url, answer, have)
         if total is not None and total > limit:

@@ -53,7 +53,7 @@ def _generator(*seed: int) -> torch.Generator:
 
 
 class Loader:
-    """Batches of a split. The same seed and epoch give the same batches; other random generators are neither used nor changed.
+    """Batches of a split. The same seed and epoch always give the same batches, independently of other random generators.
 
     Args:
         mean: mean of each channel, see `Dataset`.

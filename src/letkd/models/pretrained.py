@@ -164,7 +164,7 @@ def _is_head(shapes: tuple[Any, ...], num_classes: int) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON table; empty if there is no such file."""
+    """A JSON object; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
