@@ -1,4 +1,4 @@
-"""One step's data."""
+"""The data of one training step, and its checks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from letkd.errors import DataError, TapError
 
-UNLABELLED = -1  # in the place of a class index
+UNLABELLED = -1  # instead of a class index
 
 
 @dataclass
 class Batch:
-    """Normalised images `x [b 3 H W]`, class indices `y [b]`, dataset indices `index [b]` where they are known, `epoch` from 1.
+    """Normalised images `x [b 3 H W]`, class indices `y [b]`, dataset indices `index [b]` if known, `epoch` from 1.
 
-    An image without a label has −1 in `y`; without `y` (or with None) no image has one. `target` is whatever a task of your own needs
+    An image without a label has −1 in `y`; if `y` is omitted or None, no image has a label. `target` is the target of a custom task
     (`Distiller(task=)`).
 
-    `view` says which of its fixed views a loader shows, where it shows such (`letkd.distiller.cache`). `second` holds the same images in a
-    second view, shaped as `x`, for methods that compare two (MLKD). If the images are mixed (`letkd.data.Mix`), `y2 [b]` are the
-    labels of the other images and `lam` is the share of `y`, 1/2 or more.
+    `view` is the number of the fixed view, if the loader has fixed views (`letkd.distiller.cache`). `second` holds the same images in a
+    second view, with the shape of `x`, for methods that compare two views (MLKD). If the images are mixed (`letkd.data.Mix`), `y2 [b]`
+    are the labels of the other images and `lam` is the share of `y`, 1/2 or more.
     """
 
     x: Tensor
@@ -33,8 +33,10 @@ class Batch:
     y2: Tensor | None = None
     lam: float = 1.0
     target: Any = None
-    labelled_per_process: float | None = None  # mean over the processes that share a batch; None: this one has it all
-    all_labelled: bool | None = None  # None: not known, since looking would wait for the device
+    labelled_per_process: float | None = (
+        None  # mean over the processes that share a batch; None: one process has the whole batch
+    )
+    all_labelled: bool | None = None  # None: unknown, because reading the labels would wait for the device
 
     def __post_init__(self):
         if self.y is None and isinstance(self.x, Tensor) and self.x.ndim:
@@ -45,13 +47,13 @@ class Batch:
 
     @classmethod
     def of(cls, item: Any, *, channels: int | None = None, task: bool = False) -> "Batch":
-        """A batch from what loaders usually yield: a `Batch`, `(x, y)` or `(x, y, index)`, checked by `check_batch`.
+        """A batch from an item of a loader: a `Batch`, `(x, y)` or `(x, y, index)`, checked by `check_batch`.
 
-        Images without labels come as `(x,)` or `(x, None)`.
+        Images without labels are given as `(x,)` or `(x, None)`.
 
         Args:
-            channels: that the networks take, if known.
-            task: the second element is the target of a task, of any kind; it counts as labels too if it could be: int `[b]`.
+            channels: input channels of the networks, if known.
+            task: the second element is the target of a custom task, of any type; if it is an int tensor `[b]`, it is used as labels too.
 
         Examples:
             >>> Batch.of((torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))).epoch
@@ -68,7 +70,7 @@ class Batch:
         if isinstance(batch, Batch) and all(map(isinstance, (batch.x, batch.y, batch.index), kinds)):
             return check_batch(batch, channels=channels)
         raise DataError(
-            f"a loader must yield (x, y), (x, y, index) or letkd.Batch, with tensors inside; it gave a {type(item).__name__}"
+            f"a loader must yield tensors as (x, y), (x, y, index) or letkd.Batch; it yielded a {type(item).__name__}"
         )
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -76,12 +78,12 @@ class Batch:
         return replace(self, **{name: _moved(getattr(self, name), device) for name in names})
 
     def over_labels(self, loss: Callable[..., Tensor], *values: Tensor) -> Tensor:
-        """A mean loss that reads the labels, over the images that have one: `loss(*values, y)`; 0 if none has.
+        """The mean of `loss(*values, y)` over the images that have a label; 0 if none has.
 
         For mixed images it is λ · loss(*values, y) + (1 − λ) · loss(*values, y2).
 
         Args:
-            values: what the loss compares with the labels, a row per image.
+            values: tensors that the loss compares with the labels, one row per image.
         """
         if self.y2 is None:
             return self._over(loss, values, self.y)
@@ -92,13 +94,13 @@ class Batch:
         if rows is None:
             return loss(*values, y)
         if not len(rows):
-            return 0.0 * loss(*values, y.clamp_min(0))  # of several processes all must reach the same parameters
+            return 0.0 * loss(*values, y.clamp_min(0))  # every process must use the same parameters
         mean = loss(*(value[rows] for value in values), y[rows])
         whole = self.labelled_per_process
         return mean if whole is None else mean * (len(rows) / whole)
 
     def filled(self, predicted: Tensor) -> "Batch":
-        """The batch with these classes `[b]` for the images that have no label."""
+        """The batch with predicted classes `[b]` as labels of the images that have none."""
         if self.labelled() is None:
             return self
         y, y2 = (None if y is None else torch.where(y < 0, predicted, y) for y in (self.y, self.y2))
@@ -114,7 +116,7 @@ class Batch:
 
 
 def _moved(part: Any, device: torch.device | str) -> Any:
-    """Tensors, alone or in a list, tuple or dictionary, on another device; anything else as it is."""
+    """Move tensors, alone or in a list, tuple or dictionary, to a device; anything else is returned unchanged."""
     if isinstance(part, Tensor):
         return part.to(device)
     if isinstance(part, Mapping):
@@ -123,30 +125,30 @@ def _moved(part: Any, device: torch.device | str) -> Any:
 
 
 def channels_of(model: object) -> int | None:
-    """Channels of the images that a network says it takes (`input_size`, as the zoo's have it)."""
+    """Input channels of a network, from its `input_size`; None if it has none."""
     size = getattr(model, "input_size", None)
     return size[0] if isinstance(size, tuple) and len(size) == 3 else None
 
 
 def check_batch(batch: Batch, *, channels: int | None = None) -> Batch:
-    """The batch with int64 labels; or one sentence on what it holds instead of images and class indices.
+    """The batch with int64 labels. Raises if it does not hold images and class indices.
 
-    Shapes and types are looked at, never values: nothing waits for the device.
+    Only shapes and types are checked, not values, so nothing waits for the device.
 
     Args:
-        channels: that the networks take, if known.
+        channels: input channels of the networks, if known.
     """
-    if said := _images_wrong(batch.x, channels) or _labels_wrong(batch.y) or _lengths_wrong(batch):
-        raise DataError(said)
+    if problem := _images_wrong(batch.x, channels) or _labels_wrong(batch.y) or _lengths_wrong(batch):
+        raise DataError(problem)
     return batch if batch.y.dtype == torch.int64 else replace(batch, y=batch.y.long())
 
 
 def check_labels(y: Tensor, C: int | None, *, least: int = 0) -> bool:
-    """Whether all images have a label. Raises for a class index out of range. Waits for the device once.
+    """Whether all images have a label. Raises if a class index is out of range. Waits for the device once.
 
     Args:
         C: number of classes, if known.
-        least: −1 if images may have no label.
+        least: smallest allowed label; −1 if images may have no label.
     """
     if not len(y):
         return True
@@ -156,34 +158,34 @@ def check_labels(y: Tensor, C: int | None, *, least: int = 0) -> bool:
         none = "" if least == 0 else ", -1 for an image without a label"
         raise DataError(
             f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}{none}"
-            + ("; images without a label have no accuracy" if low == UNLABELLED and least == 0 else "")
+            + ("; accuracy is not defined for images without a label" if low == UNLABELLED and least == 0 else "")
         )
     return low >= 0
 
 
 def _images_wrong(x: Tensor, channels: int | None) -> str:
-    said = f"the images of a batch are {_kind(x)}, and networks take normalised float images [b {channels or 3} H W]"
+    problem = f"the images of a batch are {_kind(x)}, and networks take normalised float images [b {channels or 3} H W]"
     if x.ndim != 4:
-        return f"{said}: {'add the batch dimension with x[None]' if x.ndim == 3 else 'reshape them'}"
+        return f"{problem}: {'add the batch dimension with x[None]' if x.ndim == 3 else 'reshape them'}"
     last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
     if last and x.shape[1] != channels:
-        return f"{said}: these have their channels last; use x.permute(0, 3, 1, 2)"
+        return f"{problem}: these have their channels last; use x.permute(0, 3, 1, 2)"
     if not x.is_floating_point():
-        return f"{said}: use (x.float() / 255 - mean) / std, with the mean and std that the networks were trained with"
+        return f"{problem}: use (x.float() / 255 - mean) / std, with the mean and std that the networks were trained with"
     if channels is not None and x.shape[1] != channels:
-        return f"{said}: {'repeat grey images with x.expand(-1, 3, -1, -1)' if x.shape[1] == 1 else 'use networks for these'}"
+        return f"{problem}: {'repeat grey images with x.expand(-1, 3, -1, -1)' if x.shape[1] == 1 else 'use networks for these channels'}"
     return ""
 
 
 def _labels_wrong(y: Tensor) -> str:
-    said = f"the labels of a batch are {_kind(y)}, and class indices int64 [b] are needed"
+    problem = f"the labels of a batch are {_kind(y)}, and class indices int64 [b] are needed"
     if y.ndim == 2 and y.shape[1] == 1:
-        return f"{said}: use y.squeeze(1)" + ("" if _whole(y) else ".long()")
+        return f"{problem}: use y.squeeze(1)" + ("" if _whole(y) else ".long()")
     if y.ndim == 2:
-        return f"{said}: one-hot labels become those by y.argmax(1); soft and multi-label targets are not supported"
+        return f"{problem}: convert one-hot labels with y.argmax(1); soft and multi-label targets are not supported"
     if y.ndim != 1:
-        return f"{said}: one per image"
-    return "" if _whole(y) else f"{said}: use y.long() if they are class indices"
+        return f"{problem}: one per image"
+    return "" if _whole(y) else f"{problem}: use y.long() if they are class indices"
 
 
 def _lengths_wrong(batch: Batch) -> str:
@@ -191,7 +193,7 @@ def _lengths_wrong(batch: Batch) -> str:
     if len(batch.y) != b:
         return f"a batch has {b} images and {len(batch.y)} labels; it needs one label per image"
     if index is not None and (index.shape != (b,) or not _whole(index)):
-        return f"the indices of a batch are {_kind(index)}; they are the images' places in the data set, int64 [{b}]"
+        return f"the indices of a batch are {_kind(index)}; they must be the images' positions in the data set, int64 [{b}]"
     return ""
 
 
@@ -204,12 +206,13 @@ def _kind(values: Tensor) -> str:
 
 
 def example_for(*models: nn.Module) -> Tensor:
-    """An input [1 3 H W] of the size that one of the models knows as its own."""
+    """An input [1 3 H W] of the `input_size` of the first model that has one."""
     sizes = [getattr(model, "input_size", None) for model in models]
     size = next((size for size in sizes if size is not None), None)
     if size is None:
         names = " and ".join(type(model).__name__ for model in models)
         raise TapError(
-            f"{names} do not say what they take: pass example=one input [1 3 H W], so that the shapes at the taps can be found"
+            f"{names} do not say their input size (`input_size`): pass example=one input [1 3 H W], from which the shapes at the taps "
+            "can be found"
         )
     return torch.zeros(1, *size)

@@ -1,27 +1,27 @@
-"""What a wrong input gets: one sentence that says what was asked, what is true and what to do."""
+"""Errors for wrong inputs. Each message is one sentence: what was asked, what is true, what to do."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class LetkdError(Exception):
-    """A wrong input. The command line prints the sentence and exits with 2; `--debug` shows the traceback."""
+    """A wrong input. The command line prints the message and exits with code 2; `--debug` shows the traceback."""
 
 
 class TapError(LetkdError):
-    """A place in a model that is not there, does not run, or gives something else than was asked of it."""
+    """A tap whose module does not exist or does not run, or whose output is not what was asked for."""
 
 
 class UnsupportedPair(LetkdError):
-    """A method that cannot serve this student and teacher, and why. Tables print a dash."""
+    """A method that does not support this student and teacher. Tables print a dash."""
 
 
 class NotFittedError(LetkdError, ValueError):
-    """A supervision whose offline part has not run."""
+    """A supervision that is used before it is fitted."""
 
 
 class FitError(LetkdError):
-    """A stream of teacher features that a supervision cannot be fitted to."""
+    """Teacher features that a supervision cannot be fitted to."""
 
 
 class NonFiniteError(LetkdError):
@@ -29,38 +29,38 @@ class NonFiniteError(LetkdError):
 
 
 class DataError(LetkdError):
-    """A data file or label that is missing, truncated, foreign or out of range."""
+    """A data file or label that is missing, truncated, unknown or out of range."""
 
 
 class RecipeError(LetkdError):
-    """Recipe values that are unknown or wrong; all of them at once."""
+    """Unknown or wrong recipe values; the message lists all of them."""
 
 
 class CheckpointError(LetkdError):
-    """Weights that do not fit a model, or a file that is damaged or not what it says."""
+    """Weights that do not fit a model, or a file that is damaged or of another kind."""
 
 
 class RunError(LetkdError):
-    """A run folder that holds something else, or lacks what was asked for."""
+    """A run folder that contains something else, or lacks what was asked for."""
 
 
 class InUseError(RunError):
-    """Something that another process holds at the moment."""
+    """A folder or file that another process is using."""
 
 
 class ExportError(LetkdError):
-    """A student that cannot be exported as asked, or an exported one that does not give what the student gives."""
+    """A student that cannot be exported as asked, or an exported file whose outputs differ from the student's."""
 
 
 RESUME_ME = 75  # exit code; EX_TEMPFAIL of sysexits.h: try the same command again
 
 
 class Stopped(BaseException):
-    """A stop was asked for, and the same command resumes. Not an error: like KeyboardInterrupt, no `except Exception` catches it."""
+    """A requested stop; the same command resumes. Not an error: as with KeyboardInterrupt, `except Exception` does not catch it."""
 
 
 def nearest(asked: str, known: Iterable[str], n: int = 4) -> str:
-    """The known names closest to the one asked for, symbols for it (T for temperature) first, for the end of an error's sentence."""
+    """The known names closest to the one asked for, one-letter symbols (T for temperature) first, for an error message."""
     known = list(known)
     symbols = [name for name in known if len(name) == 1 and asked.lower().startswith(name.lower())]
     close = list(dict.fromkeys([*symbols, *difflib.get_close_matches(asked, known, n=n, cutoff=0.3)]))[:n] or sorted(known)[:n]

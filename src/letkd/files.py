@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and folders whose links are not followed."""
+"""Atomic file writes, lock files, and folders whose links are not followed."""
 
 import errno
 import os
@@ -17,54 +17,54 @@ from letkd.errors import InUseError, RunError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SCRAP = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
 HOUR = 3600.0
-LARGEST = 1 << 28  # bytes of a text file: beyond any log of ours
+LARGEST = 1 << 28  # bytes of a text file; no log of letkd is as large
 
 
 def scrap_name(name: str) -> str:
-    """A name for what is still being written and will be called `name`; `sweep` knows it as ours."""
+    """The temporary name of a file or folder that will be renamed to `name`; `sweep` recognises such names."""
     return f".{name}.{uuid.uuid4().hex}.tmp"
 
 
 def write_whole(path: Path, content: bytes, *, previous: Path | None = None) -> None:
-    """Write beside, flush to disk, rename: whoever looks finds the old file or the new one, never half of one.
+    """Write a file atomically: to a temporary file, flushed to disk, then renamed. A reader never sees a partial file.
 
-    If `path` is a link, the link is replaced; what it points to stays as it is.
+    If `path` is a link, the link is replaced; its target stays unchanged.
 
     Args:
-        previous: the name that the old file gets, where it is to be kept; at every moment one of the two is there.
+        previous: a new name for the old file, to keep it; at any time at least one of the two files exists.
     """
-    # Not tempfile: its files can be read by their owner alone, and the replacement would inherit that.
-    beside = path.with_name(scrap_name(path.name))
+    # Not tempfile: only the owner can read its files, and the renamed file would keep these permissions.
+    temporary = path.with_name(scrap_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
-        os.replace(beside, path)
+        os.replace(temporary, path)
         _flush_folder(path.parent)
     except OSError as error:
         why = "there is no space left for" if error.errno in FULL else f"{error.strerror or error}:"
         raise RunError(
-            f"{path} could not be written: {why} {len(content):,} bytes; what was there before is intact. Make room, or choose another "
-            "folder, and call the same command again"
+            f"{path} could not be written: {why} {len(content):,} bytes; the old file is intact. Free some space, or choose another "
+            "folder, and run the same command again"
         ) from error
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def read_plain(path: Path, *, limit: int = LARGEST) -> bytes:
-    """The content of a plain file. Pipes, devices and files of more than `limit` bytes are an OSError: they might never end."""
+    """The content of a regular file. Pipes, devices and files of more than `limit` bytes raise OSError: they might never end."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if facts.st_size > limit:
-            raise OSError(errno.EFBIG, f"it has {facts.st_size:,} bytes, more than such a file can have", str(path))
+            raise OSError(errno.EFBIG, f"it has {facts.st_size:,} bytes, and at most {limit:,} are allowed", str(path))
         with open(handle, "rb", closefd=False) as file:
             return file.read(limit)
     finally:
@@ -73,9 +73,9 @@ def read_plain(path: Path, *, limit: int = LARGEST) -> bytes:
 
 @contextmanager
 def hold(path: Path) -> Iterator[int]:
-    """Hold a lock file, and with it what it stands for, until the block or the process ends; gives its handle.
+    """Hold a lock file until the block or the process ends; yields its file descriptor.
 
-    A link is refused, and so is a file with a second name: the process's number is written into it.
+    Links and files with a second name are refused, because the process id is written into the file.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -85,7 +85,7 @@ def hold(path: Path) -> Iterator[int]:
     try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
-            raise RunError(f"{path} cannot be used as a lock: it is not a plain file of its own; remove it")
+            raise RunError(f"{path} cannot be used as a lock: it is not a regular file with one name; remove it")
         _lock(handle, path.parent)
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
@@ -111,14 +111,14 @@ def _lock(handle: int, folder: Path) -> None:
 
 
 def sweep(folder: Path, *, older: float = HOUR, name: str | None = None, below: bool = False) -> None:
-    """Remove what killed writers of ours left in a folder: files and half-unpacked folders under the names of `scrap_name`.
+    """Remove temporary files and folders that killed processes left in a folder: those named by `scrap_name`.
 
     Links are neither followed nor removed.
 
     Args:
-        older: seconds since a scrap was last written to; 0 only while a lock keeps other writers out.
-        name: only scraps of the file of this name.
-        below: also in the folders below.
+        older: minimum age in seconds since the last write; 0 only while a lock keeps other writers out.
+        name: remove only the temporary files of the file with this name.
+        below: include sub-folders.
     """
     if folder.is_symlink() or not folder.is_dir():
         return
@@ -145,9 +145,9 @@ def _last_written(path: Path) -> float:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise if a folder that is about to be written into is a link, or holds one: files elsewhere could be replaced or removed.
+    """Raise if a folder is a link or contains one; writing into it could replace or remove files elsewhere.
 
-    Links to plain files may stay: `write_whole` replaces them and does not follow them.
+    Links to regular files are allowed: `write_whole` replaces them and does not follow them.
     """
     refuse_link(folder)
     for place, folders, files in os.walk(folder):
@@ -156,7 +156,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Make a folder that several runs may share ready to be written into: no links in it, no old scraps."""
+    """Prepare a folder that runs may share for writing: refuse links in it, remove old temporary files."""
     if folder.is_dir():
         for child in folder.iterdir():
             refuse_links(child)
@@ -164,25 +164,25 @@ def tidy(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise if a path is a link to anything but a plain file."""
+    """Raise if a path is a link to anything but a regular file."""
     if path.is_symlink() and not path.is_file():
         raise RunError(
-            f"{path} is a link to {os.readlink(path)}, and nothing is written through links; remove it, or name the folder it means"
+            f"{path} is a link to {os.readlink(path)}, and nothing is written through links; remove it, or name the folder it points to"
         )
 
 
 def must_be_utf8(path: Path) -> Path:
-    """The path itself; raises where it is not UTF-8: recipes, reports and file headers can hold nothing else."""
+    """Return the path, or raise if it is not valid UTF-8: recipes, reports and file headers cannot store other text."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-        raise RunError(f"the path {shown} is not UTF-8, so no recipe or report can name it; rename it") from None
+        escaped = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise RunError(f"the path {escaped} is not UTF-8, so no recipe or report can name it; rename it") from None
     return path
 
 
 def _flush_folder(folder: Path) -> None:
-    """A rename is on disk only when its folder is; where folders cannot be flushed, the file system sees to it."""
+    """Flush a folder, which makes a rename in it durable. Ignored if the system cannot flush folders."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

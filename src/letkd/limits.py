@@ -1,14 +1,14 @@
-"""Bounds of values, as types that pydantic checks: arguments of methods and supervisions, recipes, and headers of files."""
+"""Bounds of values as pydantic types, for arguments of methods and supervisions, for recipes and for file headers."""
 
 from typing import Annotated
 
 from pydantic import Field
 
 LARGEST_SIDE = 16_384  # pixels
-STEEPEST = 1e6  # of rates, weights, means: beyond it float32 overflows within a few steps
-LARGEST = 1_000_000  # of anything that a recipe or a file counts
+STEEPEST = 1e6  # for rates, weights and means: above it float32 overflows within a few steps
+LARGEST = 1_000_000  # for every count in a recipe or a file
 
-Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]  # of clusters, channels, negatives, classes
+Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]  # clusters, channels, negatives, classes
 Epochs = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 Samples = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 Bytes = Annotated[int, Field(strict=True, ge=1, le=2**62)]

@@ -1,4 +1,4 @@
-"""Libraries that only an optional extra brings, imported when they are used."""
+"""Libraries of the optional extras, imported when they are used."""
 
 import importlib
 from typing import Any
@@ -7,10 +7,10 @@ from letkd.errors import LetkdError
 
 
 def need(package: str, extra: str, what: str) -> Any:
-    """Import a package of an extra, or say how to get it.
+    """Import a package of an extra, or raise an error that says how to install it.
 
     Args:
-        what: that needs it, as the sentence's subject: "--launcher ray".
+        what: the feature that needs it, as the message's subject: "--launcher ray".
     """
     try:
         return importlib.import_module(package)

@@ -1,4 +1,4 @@
-"""What other installed packages bring, named by entry points in their metadata.
+"""Plugins: methods, models, data sets and recipes of other installed packages, found by their entry points.
 
     [project.entry-points."letkd.methods"]
     regress = "my_package.regress:Regress"
@@ -17,7 +17,7 @@ from letkd.progress import say
 
 
 def plugins(group: str) -> list[EntryPoint]:
-    """The entry points of a group, in the order of their names; nothing is imported."""
+    """The entry points of a group, sorted by name; nothing is imported."""
     return sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name)
 
 
@@ -25,12 +25,12 @@ Item = TypeVar("Item")
 
 
 class Registry(Mapping[str, Item]):
-    """Items by name: those that are added, and those of plugins, which are imported when the registry is first read.
+    """Items by name: those that were added, and those of plugins, which are imported when the registry is first read.
 
     Args:
-        group: of the entry points, without `letkd.`.
-        what: an item in words, for messages.
-        check: raises `LetkdError` if a plugin's item is not one, given its name and the item.
+        group: group of the entry points, without `letkd.`.
+        what: what an item is, for messages: "a model".
+        check: called with a plugin's name and item; raises `LetkdError` if the item is not valid.
     """
 
     def __init__(self, group: str, what: str, check: Callable[[str, Any], None] = lambda name, item: None):
@@ -39,32 +39,32 @@ class Registry(Mapping[str, Item]):
         self._loaded = False
 
     def add(self, name: str, item: Item) -> None:
-        """Add an item; a name that another one has is refused."""
+        """Add an item; raises an error if another item has this name."""
         if self._items.get(name, item) is not item:
             module = getattr(self._items[name], "__module__", "another package")
-            raise LetkdError(f"{self.what} {name!r} is registered already, by {module}; choose another name")
+            raise LetkdError(f"{self.what} {name!r} is already registered by {module}; choose another name")
         self._items[name] = item
 
     def remove(self, name: str) -> Item:
-        """Forget an item, and return it."""
+        """Remove an item and return it."""
         return self._items.pop(name)
 
     def _all(self) -> dict[str, Item]:
         if not self._loaded:
-            self._loaded = True  # first, because a plugin may look something up while it is imported
+            self._loaded = True  # before loading: a plugin may read the registry while it is imported
             for entry in plugins(self.group):
                 self._load(entry)
         return self._items
 
     def _load(self, entry: EntryPoint) -> None:
-        """A plugin that fails is left out, and a line says why."""
+        """Load a plugin; one that fails is left out, and a message says why."""
         try:
             item = entry.load()
             self._check(entry.name, item)
             self.add(entry.name, item)
         except LetkdError as error:
             _left_out(entry, str(error))
-        except Exception as error:  # another package's code may fail in any way
+        except Exception as error:  # code of another package can raise any error
             _left_out(entry, f"{type(error).__name__}: {error}")
 
     def __getitem__(self, name: str) -> Item:
@@ -78,7 +78,7 @@ class Registry(Mapping[str, Item]):
 
 
 def plugin_recipes() -> dict[str, Path]:
-    """Recipe files by row, from the packages that the group `letkd.recipes` names: every `NAME.toml` in such a package is a row."""
+    """Recipe files by row name, from the packages in the group `letkd.recipes`: every `NAME.toml` in such a package is a row."""
     from importlib.util import find_spec
 
     found: dict[str, Path] = {}

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-LINE_SECONDS = 60.0  # between the lines that stand for a bar where there is no terminal
-# C0 and C1 controls, line separators, marks that turn the direction of text, bytes that are no UTF-8.
+LINE_SECONDS = 60.0  # between the lines that replace a bar if there is no terminal
+# C0 and C1 controls, line separators, text direction marks, bytes that are not UTF-8.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 logger = logging.getLogger("letkd")
 _quiet = True
-_active: Any = None  # the one rich Progress on screen: bars inside bars are rows of it
+_active: Any = None  # the one rich Progress on screen; nested bars are rows of it
 
 
 class _ToScreen(logging.Handler):
-    """Messages on standard error, above the bars if there are any."""
+    """Prints messages to standard error, above any bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -36,11 +36,11 @@ to_screen = _ToScreen()
 
 
 def set_quiet(quiet: bool) -> None:
-    """Whether messages and bars stay off the screen, as they do unless the command line is used. Handlers of your own see every message."""
+    """Turn messages and bars off (the default in Python) or on (the command line). Your own log handlers get every message."""
     global _quiet
     _quiet = quiet
     logger.removeHandler(to_screen)
-    logger.propagate = quiet  # on the screen once
+    logger.propagate = quiet  # print each message only once
     if not quiet:
         logger.addHandler(to_screen)
         logger.setLevel(logging.INFO)
@@ -55,7 +55,7 @@ def on_terminal() -> bool:
 
 
 def plain(text: str) -> str:
-    r"""Text out of a file as a terminal can show it: control characters and those that turn the direction of text are escaped.
+    r"""Text from a file, made safe for a terminal: control characters and text direction marks are escaped.
 
     Examples:
         >>> plain("cat\x1b[2J")
@@ -65,7 +65,7 @@ def plain(text: str) -> str:
 
 
 def show(table: Any) -> None:
-    """Print a table to standard output. Names in it are text: no markup, no control characters."""
+    """Print a table to standard output. Its cells are plain text: no markup, no control characters."""
     from rich.console import Console
 
     class Plain(Console):
@@ -76,15 +76,15 @@ def show(table: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A message for the person who runs this, at the level INFO."""
+    """Log a message for the user at level INFO."""
     logger.info("%s", plain(text))
 
 
 @contextmanager
 def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar that goes away when its block ends; a line a minute where there is no terminal.
+    """A progress bar, removed when its block ends; one line per minute if there is no terminal.
 
-    Call what it gives once a step: `tick()` or `tick(note)`.
+    Call the function that it yields once per step: `tick()` or `tick(note)`.
     """
     global _active
     if not on_terminal():
@@ -120,20 +120,20 @@ def bar(description: str, total: int | None) -> Iterator[Callable[..., None]]:
 
 
 def _lines(description: str, total: int | None) -> Callable[..., None]:
-    done, said = 0, time.monotonic()
+    done, last = 0, time.monotonic()
 
     def tick(note: str = "", advance: int = 1) -> None:
-        nonlocal done, said
+        nonlocal done, last
         done += advance
-        if time.monotonic() - said >= LINE_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
             say(f"{description}: {done:,}{'' if total is None else f' of {total:,}'}  {note}".rstrip())
 
     return tick
 
 
 def track(items: Iterable[Item], description: str) -> Iterator[Item]:
-    """The items one by one, with a bar."""
+    """Iterate over items with a progress bar."""
     total = len(items) if hasattr(items, "__len__") else None  # pyright: ignore[reportArgumentType]
     with bar(description, total) as tick:
         for item in items:

@@ -1,4 +1,4 @@
-"""Tensors as bytes: safetensors that are the same each time, checksums, fingerprints."""
+"""Tensors as bytes: reproducible safetensors, checksums, fingerprints."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The content of a safetensors file, the same each time: safetensors itself writes metadata in random order."""
+    """The content of a safetensors file, the same bytes every time; safetensors itself writes metadata in random order."""
     content = safetensors.torch.save(dict(tensors), metadata=dict(metadata))
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -21,13 +21,13 @@ def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of a model's tensors, in sorted order; BN's batch counters do not count."""
+    """SHA-256 over names, types, shapes and bytes of a model's tensors, sorted by name, without BN's batch counters."""
     state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor) and not is_counter(name)}
     return checksum(state)
 
 
 def checksum(tensors: Mapping[str, Tensor], *text: str) -> str:
-    """SHA-256 over names, types, shapes and bytes of tensors, in sorted order, and over texts that belong to them."""
+    """SHA-256 over names, types, shapes and bytes of tensors, sorted by name, and over the given texts."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())

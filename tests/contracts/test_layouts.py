@@ -230,7 +230,7 @@ def test_weights_without_a_classifier_teach_features_and_nothing_else(letkd, tmp
     teacher = ("--teacher", "own.py:backbone", "--teacher-weights", "body.safetensors")
     code, _, err = letkd("train", "digits/tiny/letkd-1", *teacher, "--quick", "--out", "run")
     assert code == 0, err
-    assert "body.safetensors: has no 3, so that own.py:backbone is a backbone without a classifier" in err
+    assert "body.safetensors: has no 3, so own.py:backbone is a backbone without a classifier" in err
     assert "teacher own.py:backbone: 1" not in err  # its accuracy is not measured
     code, _, err = letkd("train", "digits/tiny/kd", *teacher, "--quick", "--out", "kd")
     assert (code, err.count("Traceback")) == (2, 0)

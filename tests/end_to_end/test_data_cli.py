@@ -42,10 +42,10 @@ def test_official_sets_are_counted(letkd, tmp_path):
     an_imagenet(tmp_path / "in", flat=True)
     code, out, _ = letkd("data", "check", "tiny-imagenet", "--root", ".")
     assert code == 2
-    assert "tiny-imagenet has 100,000 images of 200 classes in train; there are 12 of 3" in out
+    assert "tiny-imagenet has 100,000 images of 200 classes in train; found 12 of 3" in out
     code, out, _ = letkd("data", "check", "imagenet", "--root", "in")
     assert code == 2
-    assert "imagenet has 50,000 images of 1,000 classes in test; there are 5 of 3" in out
+    assert "imagenet has 50,000 images of 1,000 classes in test; found 5 of 3" in out
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(b"x")
     assert "tiny-imagenet-200.zip has the MD5 9dd4e461268c8034f5c8564e155c67a6, not the published" in letkd(
         "data", "check", "tiny-imagenet", "--root", "."
@@ -63,12 +63,12 @@ def test_digits_are_whole(letkd):
     [
         (
             ["check", "cifar10", "--root", "nowhere"],
-            "cifar10 was asked from nowhere, which does not exist; get it with `letkd data get",
+            "nowhere does not exist, so cifar10 cannot be read from it; get it with `letkd data get",
         ),
         (["check", "cifar10"], "no folder was named"),
         (["check", "fold"], "there is no data set 'fold'; nearest: folder"),
         (["check", "folder", "--root", "."], "has no sub-folders"),
-        (["get", "imagenet"], "imagenet may be downloaded only by who has agreed to its terms"),
+        (["get", "imagenet"], "imagenet can be downloaded only after agreeing to its terms"),
         (["get", "cifar"], "no data set 'cifar' to get; nearest: cifar10"),
     ],
 )
@@ -148,17 +148,17 @@ def test_eval_takes_the_size_from_the_weights_then_the_network(letkd, tmp_path):
 def test_what_networks_get_of_a_tree(letkd, tmp_path):
     a_tree(tmp_path / "tree", {"ant": 3}, size=(32, 32))
     sentences = {
-        (): "networks get 224x224 (data.size): 0 images as they are, 3 scaled, shorter side to 256 (data.resize)",
-        ("--size", "32"): "networks get 32x32 (data.size): 1 images as they are, 2 scaled, shorter side to 37 (data.resize)",
-        ("--size", "32", "--resize", "40"): "0 images as they are, 3 scaled, shorter side to 40 (data.resize)",
-        ("--size", "16x32"): "0 images as they are, 3 scaled, until they cover 18x36 (data.resize), and the centre cut out",
+        (): "networks get 224x224 (data.size): 0 images unchanged, 3 scaled, shorter side to 256 (data.resize)",
+        ("--size", "32"): "networks get 32x32 (data.size): 1 images unchanged, 2 scaled, shorter side to 37 (data.resize)",
+        ("--size", "32", "--resize", "40"): "0 images unchanged, 3 scaled, shorter side to 40 (data.resize)",
+        ("--size", "16x32"): "0 images unchanged, 3 scaled, until they cover 18x36 (data.resize), and centre-cropped",
     }
     for options, sentence in sentences.items():
         code, out, err = letkd("data", "check", "folder", "--root", "tree", "--workers", 0, *options)
         assert code == 0, err
         assert sentence in out
     code, _, err = letkd("data", "check", "folder", "--root", "tree", "--size", "32", "--resize", "30")
-    assert (code, "the cut is larger than what it is cut from" in err) == (2, True)
+    assert (code, "`resize` must be at least the shorter side of `size`" in err) == (2, True)
 
 
 def test_a_tree_of_odd_names(letkd, tmp_path):

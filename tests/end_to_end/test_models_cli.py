@@ -132,7 +132,7 @@ WRONG = [
     (["models", "--input", "0x8"], "--input '0x8': write height x width"),
     (["models", "vgg8", "--input", "2x2"], "VGG was given one tensor [1, 3, 2, 2] and failed with RuntimeError"),
     (["taps", "resnet8", "--input", "1x32x32"], "--input '1x32x32': images have 3 channels here"),
-    (["taps", "resnet21"], "timm:NAME, torchvision:NAME, transformers:NAME, one of your own as package.module:callable"),
+    (["taps", "resnet21"], "timm:NAME, torchvision:NAME, transformers:NAME, your own as package.module:callable"),
     (["eval", "resnet20"], "resnet20 is a network without weights; name them with --weights FILE"),
     (["eval", "resnet20", "--weights", "w.safetensors"], "name the data set with --data"),
     (["eval", "resnet20", "--weights", "no.pth", "--data", "digits"], "there is no weights file no.pth"),

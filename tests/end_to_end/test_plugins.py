@@ -142,4 +142,4 @@ def test_a_plugin_cannot_replace_what_is_there(installed, tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert found.stdout.strip() == "letkd.methods.kd"
-    assert "a method 'kd' is registered already" in found.stderr
+    assert "a method 'kd' is already registered" in found.stderr

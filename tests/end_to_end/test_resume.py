@@ -199,7 +199,7 @@ loop.train(resolve(sys.argv[1]), sys.argv[2])
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "RunError" in done.stderr
     assert "there is no space left for" in done.stderr
-    assert "Make room" in done.stderr
+    assert "Free some space" in done.stderr
     loop.train(recipe, tmp_path / "run")
     loop.train(recipe, tmp_path / "whole")
     same_end(tmp_path / "whole", tmp_path / "run")

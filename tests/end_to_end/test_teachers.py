@@ -144,7 +144,7 @@ def test_a_callable_that_loads_its_own_weights_is_asked_for_no_file(letkd, tree,
     code, _, err = letkd(*one, "--method", "kd", *QUICK, "--teacher-weights", "own", "--out", "run")
     assert code == 0, err
     code, _, err = letkd(*command(tree, "own", "--method", "kd", "--out", "zoo"))
-    assert (code, "'resnet8_tiny' were said to be its own, and it brings none" in err) == (2, True)
+    assert (code, "weights=own was given for 'resnet8_tiny', which does not load weights itself" in err) == (2, True)
 
 
 def test_a_student_starts_from_weights_of_other_classes(letkd, tree, teacher):
@@ -155,7 +155,7 @@ def test_a_student_starts_from_weights_of_other_classes(letkd, tree, teacher):
         *(*QUICK, "--student-weights", "five.safetensors", "--out", "run"),
     )
     assert code == 0, err
-    assert "five.safetensors: fc has other classes and is trained from the start" in err
+    assert "five.safetensors: fc has other classes and is trained from scratch" in err
     recipe = resolve("run/recipe.toml")
     student = build.build_student(recipe.student, build.read_data(recipe))
     assert torch.equal(student.layer1[0].conv1.weight, five.layer1[0].conv1.weight)

@@ -73,7 +73,7 @@ def test_networks_have_the_published_size_and_two_sites(name):
         ("torchvision:fcn_resnet50", "torchvision has no classifier 'fcn_resnet50'"),
         ("transformers:ResNettConfig", "transformers has no configuration 'ResNettConfig'; nearest: .*ResNetConfig"),
         ("transformers:BertConfig", "transformers:BertConfig could not be built: ValueError: Unrecognized configuration class"),
-        ("transformers:some/name", "no folder with a config.json, and not in the local cache; nothing is downloaded"),
+        ("transformers:some/name", "nor a folder with a config.json, nor in the local cache; nothing is downloaded"),
     ],
 )
 def test_names_that_are_not_there(name, sentence, monkeypatch):
@@ -224,7 +224,7 @@ def test_a_folder_of_transformers_with_another_head(saved, said):
         create_model(f"transformers:{folder}", num_classes=5, weights=folder)
     model = create_model(f"transformers:{folder}", num_classes=5, weights=folder, new_head=True)
     assert as_logits(model(torch.rand(1, 3, 32, 32)), model).shape == (1, 5)
-    assert "its classifier has other classes and is trained from the start" in said()
+    assert "its classifier has other classes and is trained from scratch" in said()
 
 
 @pytest.fixture

@@ -85,9 +85,9 @@ def test_reflect_padding_needs_enough_pixels():
 
 
 def test_wrong_settings():
-    with pytest.raises(DataError, match="pad=-1: the padding is a number of pixels"):
+    with pytest.raises(DataError, match="pad=-1: the padding must be 0 pixels or more"):
         CropFlip(pad=-1)
-    with pytest.raises(DataError, match="mode='mirror': there are 'reflect' and 'zero'"):
+    with pytest.raises(DataError, match="mode='mirror': choose 'reflect' or 'zero'"):
         CropFlip(mode="mirror")
 
 
@@ -138,7 +138,7 @@ def test_rotations_are_drawn_uniformly_and_done():
     images = some_images(8, 9, 9)
     assert torch.equal(RotateFlip()(images, degrees[:8], flip[:8]), rotate_flip(images, degrees[:8], flip=flip[:8]))
     assert not RotateFlip(flip=False).draw(99, torch.Generator())[1].any()
-    with pytest.raises(DataError, match="degrees=-1: the largest angle is 0 to 180"):
+    with pytest.raises(DataError, match="degrees=-1: the largest angle must be from 0 to 180"):
         RotateFlip(degrees=-1)
 
 

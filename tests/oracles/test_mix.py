@@ -89,11 +89,11 @@ def test_wrong_settings():
         Mix("blur")
     with pytest.raises(DataError, match="alpha=0: it must be greater than 0"):
         Mix("mixup", 0)
-    with pytest.raises(DataError, match=r"p=1\.5: the share of images that lose a part is 0 to 1"):
+    with pytest.raises(DataError, match=r"p=1\.5: the probability must be from 0 to 1"):
         Erase(1.5)
-    with pytest.raises(DataError, match="operations=0: it is a number of operations, 1 or more"):
+    with pytest.raises(DataError, match="operations=0: the number of operations must be 1 or more"):
         RandAugment(operations=0)
-    with pytest.raises(DataError, match="magnitude=31: strengths are 0 to 30"):
+    with pytest.raises(DataError, match="magnitude=31: the strength must be from 0 to 30"):
         RandAugment(magnitude=31)
     with pytest.raises(DataError, match=r"views=2 and cutmix: a mixed image is new in every epoch.* data\.mix=none"):
         Loader(a_split(4), 2, mean=MEAN, std=STD, views=2, mix=Mix("cutmix"))

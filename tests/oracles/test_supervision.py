@@ -113,7 +113,7 @@ def test_mini_batches_with_too_few_pixels_or_several_processes(monkeypatch):
     f_T, y, _ = features(1, h=2, w=2)
     with pytest.raises(FitError, match="wants K=9 centres and saw 4 pixels; choose a smaller K, or more images"):
         KMeansSupervision(9, engine="minibatch").fit([(f_T, y)])
-    monkeypatch.setattr("letkd.supervision.kmeans.several", lambda: True)
+    monkeypatch.setattr("letkd.supervision.kmeans.is_distributed", lambda: True)
     with pytest.raises(FitError, match="by mini-batches cannot be shared by several processes"):
         KMeansSupervision(2, engine="minibatch").gather()
     with pytest.raises(FitError, match="engine='lloyd': there are 'faiss' and 'minibatch'"):

@@ -14,7 +14,10 @@ from tests.conftest import SIZE, a_distiller, a_stream, a_student
 X, Y = a_stream()[0].x, a_stream()[0].y
 ONE_HOT = torch.eye(3)[Y]
 LABELS = {
-    "one-hot": (ONE_HOT, r"float32 \[8, 3\], and class indices int64 \[b\] are needed: one-hot labels .* by y\.argmax\(1\)"),
+    "one-hot": (
+        ONE_HOT,
+        r"float32 \[8, 3\], and class indices int64 \[b\] are needed: convert one-hot labels with y\.argmax\(1\)",
+    ),
     "one-hot, whole": (ONE_HOT.long(), r"int64 \[8, 3\].*y\.argmax\(1\); soft and multi-label targets are not supported"),
     "multi-label": (torch.tensor([[1.0, 1.0, 0.0]] * 8), "soft and multi-label targets are not supported"),
     "float": (Y.float(), r"float32 \[8\].*use y\.long\(\) if they are class indices"),
@@ -81,7 +84,7 @@ def test_class_indices_of_any_whole_type_are_those_of_int64(distiller, dtype):
 def test_indices_are_one_per_image(distiller):
     for index in (torch.arange(3), torch.arange(8.0), torch.zeros(8, 1).long()):
         with pytest.raises(
-            DataError, match=r"the indices of a batch are .*; they are the images' places in the data set, int64 \[8\]"
+            DataError, match=r"the indices of a batch are .*; they must be the images' positions in the data set, int64 \[8\]"
         ):
             distiller((X, Y, index))
 

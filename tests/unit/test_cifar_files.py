@@ -174,18 +174,18 @@ def test_names_without_a_meta_file(tmp_path, version):
 @both
 def test_without_a_folder_it_says_how_to_get_the_files(name, tmp_path):
     archive = name.replace("cifar", "cifar-")
-    says = rf"get it with `letkd data get {name}`, or download {archive}-binary.tar.gz or {archive}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html.*`root="
+    says = rf"get it with `letkd data get {name}`, or download {archive}-binary.tar.gz or {archive}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html.*`root=FOLDER`"
     with pytest.raises(DataError, match=f"no folder was named; {says}"):
         load_data(name)
-    with pytest.raises(DataError, match=f"does not exist; {says}"):
+    with pytest.raises(DataError, match=f"does not exist, so {name} cannot be read from it; {says}"):
         load_data(name, root=tmp_path / "nowhere")
-    with pytest.raises(DataError, match=f"holds neither its files nor its archive; {says}"):
+    with pytest.raises(DataError, match=f"has neither the files of {name} nor its archive; {says}"):
         load_data(name, root=tmp_path)
 
 
 def test_the_other_data_set_s_files_are_not_mistaken(tmp_path):
     folder = unpacked(tmp_path, "cifar100", "binary")
-    with pytest.raises(DataError, match=r"cifar10 was asked from .* holds neither"):
+    with pytest.raises(DataError, match=r"has neither the files of cifar10 nor its archive"):
         load_data("cifar10", root=tmp_path)
     ten = content("cifar10", "binary")
     (folder / "train.bin").write_bytes(ten["data_batch_1.bin"])
@@ -216,7 +216,7 @@ def test_truncated_binary_file(tmp_path, lost):
 def test_truncated_python_file(tmp_path, kept):
     whole = content("cifar100", "python")["train"]
     unpacked(tmp_path, "cifar100", "python", train=whole[:kept])
-    with pytest.raises(DataError, match=r"cifar-100-python.train is no readable pickle .* cut short or another file"):
+    with pytest.raises(DataError, match=r"cifar-100-python.train is not a readable pickle .* cut short or another file"):
         load_data("cifar100", root=tmp_path)
 
 
@@ -272,8 +272,8 @@ PIXELS = np.zeros((4, 3072), np.uint8)
         ({"data": PIXELS, "labels": [0, -1, 2, 3]}, "has the label -1 at image 1"),
         ({"data": PIXELS, "labels": [0, 1, 2]}, r"has data of shape \[4, 3072\] and 3 labels"),
         ({"data": PIXELS[:, :-1], "labels": [0, 1, 2, 3]}, r"has data of shape \[4, 3071\] and 4 labels"),
-        ({"data": PIXELS[:0], "labels": []}, "is no readable pickle|has data of shape"),
-        ({"data": PIXELS, "labels": ["a", "b", "c", "d"]}, "has labels that are no whole numbers"),
+        ({"data": PIXELS[:0], "labels": []}, "is not a readable pickle|has data of shape"),
+        ({"data": PIXELS, "labels": ["a", "b", "c", "d"]}, "has labels that are not integers"),
         ({"data": PIXELS, "fine_labels": [0, 1, 2, 3]}, "has the entries 'data', 'fine_labels', not the array 'data' and"),
         ({"data": [1, 2], "labels": [0, 1]}, "has the entries 'data', 'labels', not the array 'data' and the list 'labels'"),
         ({}, "has no entries, not the array 'data'"),
@@ -291,7 +291,7 @@ def test_foreign_batches(tmp_path, batch, message):
     [
         (PIXELS.astype(np.float32), "numbers of type 'f4', not bytes"),
         (np.array([["x"]], object), "numbers of type 'O8', not bytes"),
-        (2**70, "no whole numbers of up to 64 bits"),
+        (2**70, "not integers of up to 64 bits"),
     ],
 )
 def test_arrays_and_numbers_of_other_types(tmp_path, value, message):
@@ -394,7 +394,7 @@ def test_the_admitted_names_cannot_be_bent_or_misused(tmp_path):
     ]
     for k, attack in enumerate(attacks):
         unpacked(tmp_path / str(k), "cifar100", "python", train=attack)
-        with pytest.raises(DataError, match="train is no readable pickle"):
+        with pytest.raises(DataError, match="train is not a readable pickle"):
             load_data("cifar100", root=tmp_path / str(k))
     assert not any("values" in vars(known) for known in Unpickler.STAND_INS.values())
 
@@ -423,7 +423,7 @@ def test_the_admitted_names_cannot_be_bent_or_misused(tmp_path):
 def test_pickles_that_would_fill_memory_or_end_the_process(monkeypatch, bomb):
     """Each is small; what it would become is not."""
     monkeypatch.setattr(pickles._Counted, "left", 300_000)
-    with pytest.raises(DataError, match="x is no readable pickle"):
+    with pytest.raises(DataError, match="x is not a readable pickle"):
         read_pickle("x", bomb)
 
 
@@ -451,7 +451,9 @@ def test_archives_and_files_larger_than_the_official_ones_are_refused(tmp_path, 
     path.unlink()
     with (unpacked(tmp_path, "cifar10", "binary") / "data_batch_2.bin").open("r+b") as file:
         file.truncate(1 << 40)  # sparse: it takes no room
-    with pytest.raises(DataError, match="cifar-10-batches-bin has files of more than 1,048,576 bytes, which CIFAR does not"):
+    with pytest.raises(
+        DataError, match="cifar-10-batches-bin has files of more than 1,048,576 bytes in all, which CIFAR does not"
+    ):
         load_data("cifar10", root=tmp_path)
 
 

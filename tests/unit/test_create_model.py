@@ -97,7 +97,7 @@ def test_unknown_name_offers_the_nearest_and_the_way_to_ones_own():
 
 @pytest.mark.parametrize("num_classes", [0, -3])
 def test_class_count_below_one(num_classes):
-    sentence("resnet8", f"num_classes={num_classes} was asked for", num_classes=num_classes)
+    sentence("resnet8", f"num_classes={num_classes}: a classifier needs at least 1 class", num_classes=num_classes)
 
 
 def test_weights_are_loaded(tmp_path):
@@ -178,7 +178,7 @@ def test_not_callable(own):
 
 
 def test_a_model_that_is_built_already(own):
-    sentence(f"{own}:ready", "is a model already, the same one each time; name a function or class that builds it")
+    sentence(f"{own}:ready", "is a model, and a function or class that builds a new model is needed; name one")
 
 
 def test_result_is_no_module(own):
@@ -225,7 +225,7 @@ def test_package_whose_own_import_is_missing_names_that_import(package):
 
 @pytest.mark.parametrize("name", [":build", "file.py:", ":"])
 def test_half_a_name(name):
-    sentence(name, "names no callable; write package.module:callable or path/to/file.py:callable")
+    sentence(name, "does not name a callable; write package.module:callable or path/to/file.py:callable")
 
 
 def test_registering_a_name_twice_is_refused():
@@ -234,7 +234,7 @@ def test_registering_a_name_twice_is_refused():
     def resnet20(num_classes):
         return nn.Linear(1, num_classes)
 
-    with pytest.raises(LetkdError, match=r"a model 'resnet20' is registered already, by letkd\.models\.resnet; choose another"):
+    with pytest.raises(LetkdError, match=r"a model 'resnet20' is already registered by letkd\.models\.resnet; choose another"):
         register_model(resnet20)
     assert before == dict(MODELS)
 

@@ -177,12 +177,12 @@ def test_every_class_keeps_an_image():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val": 1.0}, "val=1.0 asked of digits"),
-        ({"val": -0.1}, "val=-0.1 asked of digits"),
-        ({"fraction": 0.0}, "fraction=0.0 asked of digits"),
-        ({"fraction": 1.5}, "fraction=1.5 asked of digits"),
-        ({"fraction": float("nan")}, "fraction=nan asked of digits"),
-        ({"seed": -1}, "seed=-1 asked of digits"),
+        ({"val": 1.0}, "val=1.0 for digits"),
+        ({"val": -0.1}, "val=-0.1 for digits"),
+        ({"fraction": 0.0}, "fraction=0.0 for digits"),
+        ({"fraction": 1.5}, "fraction=1.5 for digits"),
+        ({"fraction": float("nan")}, "fraction=nan for digits"),
+        ({"seed": -1}, "seed=-1 for digits"),
     ],
 )
 def test_shares_out_of_range(options, message):

@@ -121,7 +121,7 @@ def test_cut_connections_go_on_where_they_broke_off(server, tmp_path):
 
 def test_the_next_call_goes_on_too(server, tmp_path):
     server.cuts = [10_000] + [0] * 5
-    with pytest.raises(DataError, match=r"broke off 5 times after 10,000 bytes \(.*\); call it again, it goes on from there"):
+    with pytest.raises(DataError, match=r"broke off 5 times after 10,000 bytes \(.*\); run the same command again to resume"):
         fetch(server, tmp_path / "x.bin")
     assert left_in(tmp_path) == ["x.bin.part", "x.bin.part.tag"]
     server.asked.clear()
@@ -185,7 +185,7 @@ def test_more_than_it_may_have(server, tmp_path, announced):
     server.lie = 0 if announced else -40_000
     if not announced:
         server.cuts = [50_000]
-    message = "offers 50,000 bytes, more than the 20,000" if announced else "gave a file with the MD5"
+    message = "offers 50,000 bytes, more than the 20,000" if announced else "sent a file with the MD5"
     with pytest.raises(DataError, match=message):
         fetch(server, tmp_path / "x.bin", limit=20_000)
     assert "x.bin" not in left_in(tmp_path)
@@ -193,9 +193,9 @@ def test_more_than_it_may_have(server, tmp_path, announced):
 
 def test_no_such_page_and_no_server(server, tmp_path):
     server.status = 404
-    with pytest.raises(DataError, match=r"answers 404 Not Found; look whether the address is still right"):
+    with pytest.raises(DataError, match=r"answers 404 Not Found; check whether the address is still right"):
         fetch(server, tmp_path / "x.bin")
-    with pytest.raises(DataError, match=r"cannot be reached \(.*refused.*\); is there a network\?"):
+    with pytest.raises(DataError, match=r"cannot be reached \(.*refused.*\); check the network connection"):
         download("http://127.0.0.1:9/x", tmp_path / "x.bin", md5=MD5, limit=LIMIT)
     with pytest.raises(DataError, match=r"cannot be reached \(unknown url type: file\)"):
         download((tmp_path / "x").as_uri(), tmp_path / "x.bin", md5=MD5, limit=LIMIT)
@@ -217,7 +217,9 @@ def test_redirects_stay_on_the_web(server, tmp_path):
 def test_a_full_disk_keeps_what_came(server, tmp_path, monkeypatch):
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(module.os, "fsync", lambda descriptor: (_ for _ in ()).throw(full))
-    with pytest.raises(DataError, match=r"x\.bin cannot be written \(the disk is full; free some space and call it again"):
+    with pytest.raises(
+        DataError, match=r"x\.bin cannot be written \(the disk is full; free some space and run the same command again"
+    ):
         fetch(server, tmp_path / "x.bin")
     assert "x.bin.part" in left_in(tmp_path)
     assert "x.bin" not in left_in(tmp_path)
@@ -253,7 +255,7 @@ CHUNKED = b'HTTP/1.1 200 OK\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\n
 def test_faults_in_chunks_are_a_sentence(server, tmp_path, body):
     server.raw = lambda handler: handler.wfile.write(CHUNKED + body)
     with pytest.raises(
-        DataError, match=r"broke off 5 times after \d+ bytes \(.+\); call it again, it goes on from there|with the MD5"
+        DataError, match=r"broke off 5 times after \d+ bytes \(.+\); run the same command again to resume|with the MD5"
     ):
         fetch(server, tmp_path / "x.bin")
     assert not (tmp_path / "x.bin").exists()
@@ -325,7 +327,9 @@ def test_a_server_too_slow_to_wait_for(server, tmp_path):
                 handler.wfile.write(CONTENT[at : at + 10])
                 time.sleep(0.02)
 
-    sentence = r"sends \d+ bytes per second, too few to wait for; what came is kept: run the same command again later to resume"
+    sentence = (
+        r"sends \d+ bytes per second, which is too slow; what arrived is kept: run the same command again later to resume"
+    )
     server.raw = drip
     with pytest.raises(DataError, match=sentence):
         fetch(server, tmp_path / "x.bin", window=0.2)
@@ -375,7 +379,7 @@ def test_unpacking_makes_the_folder(tmp_path, kind):
     assert (home / "a.txt").read_bytes() == b"one"
     assert (home / "deep" / "b.txt").read_bytes() == b"two"
     assert left_in(tmp_path / "root") == ["set"]
-    with pytest.raises(DataError, match="is there already; remove it to unpack"):
+    with pytest.raises(DataError, match="already exists; remove it to unpack"):
         out_of(archive, tmp_path / "root")
 
 
@@ -393,7 +397,7 @@ def refused(archive, tmp_path, message, **limits):
 )
 def test_names_that_lead_elsewhere(tmp_path, kind, name):
     archive = MAKERS[kind](tmp_path / kind, ("set/a.txt", b"one"), (name, b"evil"))
-    refused(archive, tmp_path, "lies outside set: refused, and nothing was kept")
+    refused(archive, tmp_path, "is outside set: refused, and nothing was kept")
     assert not os.path.exists("/evil-letkd")
 
 
@@ -426,7 +430,12 @@ def test_a_zip_that_lies_about_a_length(tmp_path, announced):
     true = (2000).to_bytes(4, "little")
     assert content.count(true) == 2
     archive.write_bytes(bytes(content.replace(true, announced.to_bytes(4, "little"))))
-    refused(archive, tmp_path, "damaged or cut short|shorter than it says|longer than it says|cannot be unpacked", limit=10_000)
+    refused(
+        archive,
+        tmp_path,
+        "damaged or cut short|shorter than its header says|longer than its header says|cannot be unpacked",
+        limit=10_000,
+    )
 
 
 @each_kind
@@ -442,8 +451,8 @@ def test_damaged_archives(tmp_path, kind):
     content = archive.read_bytes()
     for broken in (content[:500], b"", b"no archive at all", content[:300] + bytes(100) + content[400:]):
         archive.write_bytes(broken)
-        refused(archive, tmp_path, r"damaged or cut short|cannot be unpacked|shorter than it says")
-    refused(MAKERS[kind](tmp_path / kind), tmp_path, "does not hold set: it is another archive|damaged")
+        refused(archive, tmp_path, r"damaged or cut short|cannot be unpacked|shorter than its header says")
+    refused(MAKERS[kind](tmp_path / kind), tmp_path, "does not contain set: it is another archive|damaged")
 
 
 def test_a_changed_byte_that_only_the_checksum_shows(tmp_path):
@@ -460,7 +469,7 @@ def test_a_changed_byte_that_only_the_checksum_shows(tmp_path):
 def test_an_archive_that_does_not_end(tmp_path):
     path = a_tar(tmp_path / "x.tar.gz", ("set/a", b"one"))
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(20 << 20)))
-    refused(path, tmp_path, "it goes on long after its last file")
+    refused(path, tmp_path, "too much data follows its last file")
 
 
 def test_getting_a_data_set(server, tmp_path, monkeypatch, said):
@@ -473,7 +482,7 @@ def test_getting_a_data_set(server, tmp_path, monkeypatch, said):
     assert left_in(root) == ["set", "x.bin"]
     assert f"downloading {server.url}" in said()
     get_data("cifar10", root)
-    assert "is there already" in said()
+    assert "already exists" in said()
     (root / "set" / "a.txt").unlink()
     (root / "set").rmdir()
     get_data("cifar10", root)  # from the archive that lies there
@@ -496,16 +505,20 @@ def test_scraps_of_killed_calls_are_swept_and_nothing_else(server, tmp_path, mon
     (scrap / "out").symlink_to(precious)
     link.symlink_to(precious)
     (root / f".sets.{'0' * 32}.tmp").mkdir()
-    with unpack_module._held(busy):
+    with unpack_module._locked(busy):
         get_data("cifar10", root)
     assert left_in(root) == sorted([".set.mine.tmp", link.name, busy.name, f".sets.{'0' * 32}.tmp", "set", "x.bin"])
     assert left_in(precious) == ["file"]
-    get_data("cifar10", root)  # it is there already; whoever held the scrap has ended
+    get_data("cifar10", root)  # it already exists; the process that held the scrap has ended
     assert busy.name not in left_in(root)
 
 
 def test_what_cannot_be_got_says_why(tmp_path):
-    for name, message in (("imagenet", "agreed to its terms"), ("digits", "come with scikit-learn"), ("folder", "of your own")):
+    for name, message in (
+        ("imagenet", "agreeing to its terms"),
+        ("digits", "come with scikit-learn"),
+        ("folder", "your own tree of images"),
+    ):
         with pytest.raises(DataError, match=message):
             get_data(name, tmp_path)
     with pytest.raises(DataError, match="no data set 'cifar11' to get; nearest: cifar10"):

@@ -101,7 +101,7 @@ WRONG_PAIRS = {
     "no example": (
         {"example": None},
         TapError,
-        r"Net and Net do not say what they take: pass example=one input \[1 3 H W\]",
+        r"Net and Net do not say their input size \(`input_size`\): pass example=one input \[1 3 H W\]",
     ),
 }
 
@@ -296,7 +296,7 @@ def test_labels_out_of_range_in_a_step(distiller, label, sentence):
 
 @pytest.mark.parametrize("item", [torch.zeros(2, 3, 4, 4), (), {"x": 1}, (torch.zeros(1), [0]), 7])
 def test_what_a_loader_may_yield(distiller, item):
-    sentence = r"a loader must yield \(x, y\), \(x, y, index\) or letkd.Batch, with tensors inside; it gave a \w+"
+    sentence = r"a loader must yield tensors as \(x, y\), \(x, y, index\) or letkd.Batch; it yielded a \w+"
     with pytest.raises(DataError, match=sentence):
         distiller(item)
     with pytest.raises(DataError, match=sentence):

@@ -47,7 +47,7 @@ def same(one, two) -> bool:
 
 def test_one_tree_holds_out_the_same_fifth_every_time(tree, said):
     data, again = (load_data("folder", root=tree, val=0.0, size=16, workers=w) for w in (0, 2))
-    assert "no test folder, so 4 images, a fifth of each class and always the same, are the test split" in said()
+    assert "no test folder, so 4 images, a fixed fifth of each class, are the test split" in said()
     assert data.classes == ("ant", "bee", "cat")
     assert data.train.labels.bincount().tolist() == [4, 8, 4]
     assert data.test.labels.bincount().tolist() == [1, 2, 1]
@@ -72,7 +72,7 @@ def test_train_val_and_test_as_they_are(parts):
 def test_val_is_the_test_split_where_there_is_no_other(parts, said):
     os.rename(parts / "test", parts.parent / "away")
     data = load_data("folder", root=parts, val=0.25)
-    assert "no test folder, so val is the test split" in said()
+    assert "no test folder, so val is used as the test split" in said()
     assert [len(split) for split in (data.train, data.val, data.test)] == [6, 2, 4]
     assert all(name.startswith("val/") for name in names(data.test))
 
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_decoded_is_refused_by_name_when_it_is_read(tree, 
     told = str(caught.value)
     assert "\n" not in told
     assert str(bad) in told
-    assert "replace the file, or leave such files out with data.corrupt=skip (`letkd data check` lists them)" in told
+    assert "replace the file, or skip such files with data.corrupt=skip (`letkd data check` lists them)" in told
 
 
 def test_skipping_is_as_if_the_files_were_not_there(tree, said):
@@ -221,14 +221,14 @@ def test_a_class_without_test_images_is_said(parts, said):
 def test_trees_that_are_none(tmp_path):
     with pytest.raises(DataError, match=r"folder is read from a tree of images .* name it with `root=FOLDER`"):
         load_data("folder")
-    with pytest.raises(DataError, match="which is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         load_data("folder", root=tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="which is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         load_data("folder", root=tmp_path / "file")
     flat = tmp_path / "flat"
     save_image(flat / "a.png")
-    with pytest.raises(DataError, match=r"has no sub-folders; the 1 image\(s\) in it lie in no class folder"):
+    with pytest.raises(DataError, match=r"has no sub-folders; the 1 image\(s\) in it are in no class folder"):
         load_data("folder", root=flat)
     (tmp_path / "hollow" / "ant").mkdir(parents=True)
     with pytest.raises(DataError, match="has no images to train on"):
@@ -283,12 +283,12 @@ def test_class_names_can_be_printed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "images of size=0: a side has 1 pixel or more"),
-        ({"size": (0, 4)}, r"images of size=\(0, 4\): a side has 1 pixel or more"),
-        ({"resize": 100}, "size=224 cut from resize=100: the cut is larger"),
-        ({"size": 32, "resize": 30}, "size=32 cut from resize=30: the cut is larger"),
+        ({"size": 0}, "images of size=0: each side must have 1 pixel or more"),
+        ({"size": (0, 4)}, r"images of size=\(0, 4\): each side must have 1 pixel or more"),
+        ({"resize": 100}, "size=224 cropped from resize=100: `resize` must be at least"),
+        ({"size": 32, "resize": 30}, "size=32 cropped from resize=30: `resize` must be at least"),
         ({"workers": -1}, "workers=-1 to decode images"),
-        ({"corrupt": "ignore"}, "corrupt='ignore': there are 'refuse' and 'skip'"),
+        ({"corrupt": "ignore"}, "corrupt='ignore': choose 'refuse' or 'skip'"),
     ],
 )
 def test_wrong_reading(tree, options, message):
@@ -297,7 +297,7 @@ def test_wrong_reading(tree, options, message):
 
 
 def test_images_in_memory_are_not_scaled():
-    with pytest.raises(DataError, match="size=64 asked of digits, whose images are 32x32 and no files to be scaled"):
+    with pytest.raises(DataError, match="size=64 for digits: its images are 32x32 and cannot be scaled"):
         load_data("digits", size=64)
     assert load_data("digits", size=32).image_size == (32, 32)
 
@@ -307,7 +307,7 @@ def die(request):
 
 
 def test_a_worker_that_dies_is_a_sentence():
-    with pytest.raises(DataError, match=r"a process that decodes images ended \(.*try fewer with data\.workers"):
+    with pytest.raises(DataError, match=r"a process that decodes images ended \(.*use fewer processes with data\.workers"):
         list(in_workers(die, [1, 2], workers=1))
 
 

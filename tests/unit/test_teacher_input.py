@@ -116,7 +116,7 @@ def test_weights_of_other_classes_give_all_but_the_classifier(tmp_path, said):
     with pytest.raises(LetkdError, match=r"2 wrong shapes \(fc.weight"):
         load_weights(three, tmp_path / "five.safetensors")
     load_weights(three, tmp_path / "five.safetensors", num_classes=3)
-    assert "fc has other classes and is trained from the start" in said()
+    assert "fc has other classes and is trained from scratch" in said()
     assert torch.equal(three.fc.weight, fresh)
     assert torch.equal(three.last[0].conv.weight, five.last[0].conv.weight)
     with pytest.raises(LetkdError, match="wrong shape"):

@@ -78,7 +78,7 @@ def test_parts_of_a_batch_in_several_processes_give_the_mean_over_the_labelled_i
 
 
 def test_accuracy_is_for_labelled_images_alone():
-    with pytest.raises(DataError, match=r"a label is -1.*images without a label have no accuracy"):
+    with pytest.raises(DataError, match=r"a label is -1.*accuracy is not defined for images without a label"):
         evaluate(a_student(), [partly(a_stream()[0])])
 
 

@@ -64,9 +64,9 @@ def test_a_pattern_of_images(photos, pattern, found):
     ("root", "sentence"),
     [
         (None, "images are read from a folder or a pattern, and none was named"),
-        ("missing", "missing, which is not there; name a folder, or a pattern"),
-        ("notes.txt", "notes.txt, which is a file; name a folder, or a pattern"),
-        ("*.jpg", r"\*.jpg has no images: files count that end in"),
+        ("missing", "missing does not exist, so images cannot be read from it; name a folder, or a pattern"),
+        ("notes.txt", "notes.txt is a file, and images are read from a folder or a pattern; name one"),
+        ("*.jpg", r"\*.jpg has no images, which are files that end in"),
         ("empty", "empty has no images"),
     ],
 )
@@ -116,8 +116,8 @@ def test_test_images_among_unlabelled_files_are_told_and_left_out(tmp_path, said
     picture(tmp_path / "more" / "another-name.png", seed=501)  # a test image
     data = load_data("folder", root=tmp_path / "tree", size=8, val=0.0, unlabelled=str(tmp_path / "more"))
     assert len(data.train) == 8 + 3
-    assert "1 images are test or validation images too, by their bytes, and are left out" in said()
-    with pytest.raises(DataError, match="has no images but those of the test and the validation split of folder"):
+    assert "1 images are also test or validation images (equal bytes) and are left out" in said()
+    with pytest.raises(DataError, match="are in the test or validation split of folder; name a folder"):
         load_data("folder", root=tmp_path / "tree", size=8, unlabelled=str(tmp_path / "tree" / "test"))
 
 
@@ -127,7 +127,7 @@ def test_test_images_of_a_data_set_in_memory_are_found_by_their_pixels(tmp_path,
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{k}.png")
     data = load_data("digits", unlabelled=str(tmp_path))
     assert len(data.train) == len(digits.train) + 3
-    assert "2 images are test or validation images too" in said()
+    assert "2 images are also test or validation images" in said()
 
 
 # ------------------------------------------------------------------------------------------------ batches of both
@@ -211,10 +211,10 @@ def test_processes_share_both_kinds_and_know_the_mean():
         (
             split(4),
             0.5,
-            "unlabelled_share is 0.5, and every image has a label; name images without with data.unlabelled=FOLDER",
+            "unlabelled_share is 0.5, and every image has a label; name images without labels with data.unlabelled=FOLDER",
         ),
         (split(4, labelled=False), 0.5, "unlabelled_share is 0.5, and no image has a label; leave it out"),
-        (split(4), 1.5, "unlabelled_share is 1.5: it is a share of each batch, from 0 to 1"),
+        (split(4), 1.5, "unlabelled_share is 1.5: the share of each batch must be from 0 to 1"),
     ],
 )
 def test_a_share_that_cannot_be_is_a_sentence(images, share, sentence):

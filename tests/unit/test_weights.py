@@ -150,10 +150,13 @@ def test_integers_do_not_load_into_floats(tmp_path):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ({"epoch": 3, "ema": {}}, r"holds a dict with 2 keys \(epoch, ema\), no state dict; save one bare or under"),
+        (
+            {"epoch": 3, "ema": {}},
+            r"holds a dict with 2 keys \(epoch, ema\), not a state dict; save a state dict itself or under",
+        ),
         ({}, "holds a dict with no keys"),
-        ([1, 2], "holds a list, no state dict"),
-        ({"model": {"a": 1}}, "no state dict"),
+        ([1, 2], "holds a list, not a state dict"),
+        ({"model": {"a": 1}}, "not a state dict"),
     ],
 )
 def test_files_without_a_state_dict_say_what_they_hold(tmp_path, content, match):
@@ -180,14 +183,14 @@ def test_truncated_file(tmp_path, suffix, share):
         save_weights(tiny(1), whole)
     content = whole.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    refused(tiny(2), path, "is damaged or no weights file")
+    refused(tiny(2), path, "is damaged or not a weights file")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_a_file_of_something_else(tmp_path, suffix):
     path = tmp_path / f"notes{suffix}"
     path.write_text("These are my notes.\n" * 100)
-    refused(tiny(2), path, "is damaged or no weights file")
+    refused(tiny(2), path, "is damaged or not a weights file")
 
 
 class Hostile:
@@ -263,7 +266,7 @@ def test_a_failing_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
 
     monkeypatch.setattr(os, step, full)
     with pytest.raises(
-        RunError, match=r"w\.safetensors could not be written: there is no space left for [\d,]+ bytes; what was there before"
+        RunError, match=r"w\.safetensors could not be written: there is no space left for [\d,]+ bytes; the old file is intact"
     ):
         save_weights(tiny(2), path)
     assert path.read_bytes() == before
@@ -280,7 +283,7 @@ def test_weights_are_synced_before_they_replace(tmp_path, monkeypatch):
 
 
 def test_saving_under_another_suffix_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"w\.pth would be read as something else; end it in \.safetensors"):
+    with pytest.raises(CheckpointError, match=r"w\.pth does not end in \.safetensors; rename it"):
         save_weights(tiny(1), tmp_path / "w.pth")
     assert os.listdir(tmp_path) == []
 

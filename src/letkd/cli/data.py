@@ -57,12 +57,12 @@ def check(
 
     from letkd.data.base import Reading
     from letkd.data.check import check_data, views
-    from letkd.data.pictures import shown
+    from letkd.data.pictures import printable
     from letkd.progress import plain, show
 
     reading = Reading(size=o.size(size), resize=resize)
     parts = check_data(name, None if root is None else root.expanduser(), workers=workers)
-    table = Table(title=Text(name + (f" in {shown(root)}" if root else "")), title_justify="left")
+    table = Table(title=Text(name + (f" in {printable(root)}" if root else "")), title_justify="left")
     for column in ("split", "images", "classes", "sizes", "passed over", "wrong"):
         table.add_column(column, justify="left" if column in ("split", "sizes") else "right")
     for part in parts:
@@ -71,7 +71,7 @@ def check(
             f"{part.images:,}",
             f"{part.classes:,}",
             _sizes(part.sizes),
-            f"{part.passed_over:,}",
+            f"{part.ignored:,}",
             f"{len(part.wrong):,}",
         )
     show(table)

@@ -1,4 +1,4 @@
-"""What is publicly known of the official archives: where they are, their checksums, how many images they hold."""
+"""Public facts about the official archives: addresses, checksums, numbers of images."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ MEGABYTE = 10**6
 
 @dataclass(frozen=True)
 class Archive:
-    """An official archive that anyone may download.
+    """An official archive that can be downloaded without an account.
 
     Args:
-        folder: the one folder that it holds.
-        limit: bytes it may have at most, a little more than it has.
-        unpacked: bytes its files may have together, likewise.
-        files: how many there may be.
+        folder: the only folder in it.
+        limit: largest accepted size of the archive in bytes, slightly above its real size.
+        unpacked: largest accepted total size of its files in bytes.
+        files: largest accepted number of files.
     """
 
     url: str
@@ -55,7 +55,7 @@ ARCHIVES = {
         files=130_000,
     ),
 }
-# By where they lie under the folder that `--root` names.
+# By path relative to the folder that `--root` names.
 MD5 = {
     "cifar10": {
         "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -79,7 +79,7 @@ MD5 = {
     },
     "tiny-imagenet": {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
 }
-# Training images, test images, classes.
+# Numbers of training images, test images and classes.
 COUNTS = {
     "digits": (1_077, 720, 10),
     "cifar10": (50_000, 10_000, 10),

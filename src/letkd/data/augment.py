@@ -1,4 +1,4 @@
-"""Random crops, rotations, mirror images and erased parts: what is drawn at random, apart from what is then done to the images."""
+"""Random crops, rotations, flips and erasing. Drawing the random numbers is separate from applying them to images."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from letkd.data.pictures import as_picture, as_tensor, centred
 from letkd.errors import DataError
 
-TRIES = 10  # boxes drawn for a resized crop before the image is given up as too long for all of them
+TRIES = 10  # boxes drawn for a resized crop before the centre is used instead
 
 
 def crop_flip(
@@ -25,11 +25,11 @@ def crop_flip(
     pad: int,
     mode: str,
 ) -> UInt8[Tensor, "b c h w"]:
-    """Pads every image, cuts an image of the old size out of it, then mirrors it left to right where `flip` says so.
+    """Pad every image, crop it to its original size, then flip it left to right if `flip` is set.
 
     Args:
-        top: first row of the cut in the padded image, 0 to 2·pad.
-        left: first column, likewise.
+        top: first row of the crop in the padded image, 0 to 2·pad.
+        left: first column of the crop in the padded image, 0 to 2·pad.
         pad: pixels added on each side.
         mode: `reflect` mirrors the image at its border without repeating the border pixel, `zero` adds black.
     """
@@ -42,7 +42,7 @@ def crop_flip(
     col = (w - 1) - ((w - 1) - col.abs()).abs()
     if mode == "zero":
         row, col = row.clamp(0, h - 1), col.clamp(0, w - 1)
-    # First whole rows move, then pixels within them: so the indices are those of rows and of columns, never one for every pixel.
+    # First move whole rows, then pixels within rows: this needs an index per row and per column, not one per pixel.
     b, c = images.shape[:2]
     rows = torch.arange(0, b * c * h, h).view(b, c, 1) + row[:, None]
     cut = images.reshape(-1, w).index_select(0, rows.flatten()).view(b, c * h, w)
@@ -55,10 +55,10 @@ def crop_flip(
 def rotate_flip(
     images: UInt8[Tensor, "b c h w"], degrees: Float64[Tensor, " b"], *, flip: Bool[Tensor, " b"]
 ) -> UInt8[Tensor, "b c h w"]:
-    """Turns every image about its centre, then mirrors it where `flip` says so.
+    """Rotate every image about its centre, then flip it left to right if `flip` is set.
 
-    Each pixel takes the nearest one of the image, black where there is none: what Pillow's `rotate` does when nothing else is
-    asked, and with it the field's Tiny-ImageNet recipes.
+    Nearest-neighbour interpolation, black outside the image: the default of Pillow's `rotate`, which the usual Tiny-ImageNet
+    recipes use.
 
     Args:
         degrees: counter-clockwise.
@@ -68,7 +68,7 @@ def rotate_flip(
     y = torch.arange(h, dtype=torch.float64)[:, None] + 0.5 - h / 2
     x = torch.where(flip[:, None, None], -x, x)  # [b 1 w]
     cos, sin = (f(degrees.deg2rad())[:, None, None] for f in (torch.cos, torch.sin))
-    col = (cos * x - sin * y + w / 2).floor().long()  # [b h w], in the image before the turn
+    col = (cos * x - sin * y + w / 2).floor().long()  # [b h w], in the image before the rotation
     row = (sin * x + cos * y + h / 2).floor().long()
     inside = (row >= 0) & (row < h) & (col >= 0) & (col < w)
     source = (row.clamp(0, h - 1) * w + col.clamp(0, w - 1)).flatten(1)[:, None]  # [b 1 hw], in the flattened image
@@ -80,19 +80,19 @@ def resized_crop_box(
     w: int,
     h: int,
     shape: Float64[Tensor, "tries 2"],
-    place: Float64[Tensor, "2"],
+    position: Float64[Tensor, "2"],
     *,
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a random part of a w x h image.
+    """Left, top, right and bottom of a random crop of a w x h image.
 
-    Its share of the area is uniform in `scale`, its width over its height log-uniform in `ratio`. The first of the tries that
-    fits is taken; where none does, the largest part in the centre whose ratio is allowed.
+    Its share of the area is uniform in `scale`, its width over its height log-uniform in `ratio`. The first try that fits the
+    image is used; if none fits, the largest centre crop with an allowed ratio.
 
     Args:
-        shape: uniform numbers from 0 to 1: for each try one for the area, one for the ratio.
-        place: likewise, for top and left.
+        shape: uniform numbers from 0 to 1, two per try: for the area and for the ratio.
+        position: uniform numbers from 0 to 1 for top and left.
     """
     low, high = (math.log(r) for r in ratio)
     for area, aspect in shape.tolist():
@@ -100,7 +100,7 @@ def resized_crop_box(
         wide = math.exp(low + (high - low) * aspect)
         cw, ch = round(math.sqrt(part * wide)), round(math.sqrt(part / wide))
         if 0 < cw <= w and 0 < ch <= h:
-            top, left = (int(u * (free + 1)) for u, free in zip(place.tolist(), (h - ch, w - cw), strict=True))
+            top, left = (int(u * (free + 1)) for u, free in zip(position.tolist(), (h - ch, w - cw), strict=True))
             return left, top, left + cw, top + ch
     cw = min(w, max(round(h * ratio[1]), 1))
     ch = min(h, max(round(w / ratio[0]), 1))
@@ -110,35 +110,35 @@ def resized_crop_box(
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to images on their way to a network; this one does nothing and is the base of the others.
+    """Base class of augmentations; it leaves images unchanged.
 
-    All random numbers are drawn first, by `draw`, for a whole batch; the rest is a function of them. So a part of a batch gets
-    exactly what it would get in the whole, in whatever process it is made. `draws` is the number of tensors that `draw` gives.
+    `draw` draws all random numbers of a whole batch first; the other methods are functions of them. Each image therefore gets
+    the same augmentation in any process, whichever part of the batch it is in. `draws` is the number of tensors that `draw` returns.
     """
 
     draws: ClassVar[int] = 0
 
     def check(self, h: int, w: int) -> None:
-        """Raises where images of this size cannot be augmented so."""
+        """Raise if images of this size cannot be augmented."""
 
     def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The random numbers of the next `b` images: tensors of `b` rows."""
+        """The random numbers for the next `b` images: tensors with `b` rows."""
         return ()
 
     def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
-        """A decoded file as an image of height and width `size`: here the view of evaluation. The draws are its own rows."""
+        """A decoded file as an image of height and width `size`: here the centre crop of evaluation. `draws` are the image's rows."""
         return centred(picture, size, resize)
 
     def batch(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
-        """What remains to be done to images that `picture` gave."""
+        """Augment a batch of images that `picture` returned."""
         return images
 
     def __call__(self, images: UInt8[Tensor, "b c h w"], *draws: Tensor) -> UInt8[Tensor, "b c h w"]:
-        """All of it, for images of one size that are held in memory."""
+        """The whole augmentation, for images of one size in memory."""
         return self.batch(images, *draws)
 
     def normalised(self, x: Float32[Tensor, "b c h w"], *draws: Tensor) -> Float32[Tensor, "b c h w"]:
-        """What is done to the images after normalisation."""
+        """Augment images after normalisation."""
         return x
 
 
@@ -152,8 +152,8 @@ class CropFlip(Augment):
 
     Args:
         pad: pixels added on each side before the crop; 0 for no crop.
-        mode: what is added, see `crop_flip`.
-        flip: whether every second image, by chance, is mirrored; leave it off where a mirror image changes its class.
+        mode: padding mode, see `crop_flip`.
+        flip: flip each image with probability 1/2; turn it off if a mirror image changes the class.
     """
 
     draws: ClassVar[int] = 3
@@ -163,9 +163,9 @@ class CropFlip(Augment):
 
     def __post_init__(self):
         if self.pad < 0:
-            raise DataError(f"augmentation with pad={self.pad}: the padding is a number of pixels, 0 or more")
+            raise DataError(f"augmentation with pad={self.pad}: the padding must be 0 pixels or more")
         if self.mode not in ("reflect", "zero"):
-            raise DataError(f"augmentation with mode={self.mode!r}: there are 'reflect' and 'zero'")
+            raise DataError(f"augmentation with mode={self.mode!r}: choose 'reflect' or 'zero'")
 
     def check(self, h: int, w: int) -> None:
         if self.mode == "reflect" and self.pad >= min(h, w):
@@ -175,7 +175,7 @@ class CropFlip(Augment):
             )
 
     def draw(self, b: int, generator: torch.Generator) -> tuple[Int64[Tensor, " b"], Int64[Tensor, " b"], Bool[Tensor, " b"]]:
-        """The `top`, `left` and `flip` of the next `b` images."""
+        """`top`, `left` and `flip` for the next `b` images."""
         top = torch.randint(2 * self.pad + 1, (b,), generator=generator)
         left = torch.randint(2 * self.pad + 1, (b,), generator=generator)
         return top, left, _coins(b, generator, self.flip)
@@ -193,7 +193,7 @@ class RotateFlip(Augment):
     """The rotation and flip of the Tiny-ImageNet recipes; the authors use ±20°.
 
     Args:
-        degrees: the angle is uniform between minus and plus this.
+        degrees: largest angle; angles are uniform from −degrees to +degrees.
         flip: as for `CropFlip`.
     """
 
@@ -203,10 +203,10 @@ class RotateFlip(Augment):
 
     def __post_init__(self):
         if not 0 <= self.degrees <= 180:
-            raise DataError(f"augmentation with degrees={self.degrees}: the largest angle is 0 to 180")
+            raise DataError(f"augmentation with degrees={self.degrees}: the largest angle must be from 0 to 180")
 
     def draw(self, b: int, generator: torch.Generator) -> tuple[Float64[Tensor, " b"], Bool[Tensor, " b"]]:
-        """The `degrees` and `flip` of the next `b` images."""
+        """`degrees` and `flip` for the next `b` images."""
         turn = self.degrees * (2 * torch.rand(b, generator=generator, dtype=torch.float64) - 1)
         return turn, _coins(b, generator, self.flip)
 
@@ -217,11 +217,11 @@ class RotateFlip(Augment):
 
 @dataclass(frozen=True)
 class ResizedCropFlip(Augment):
-    """The random part of the image, scaled to the network's size (bilinear), and the flip of the ImageNet recipes.
+    """The random resized crop (bilinear) and flip of the ImageNet recipes.
 
     Args:
-        scale: from and to which share of the image's area.
-        ratio: from and to which width over height.
+        scale: range of the crop's share of the image's area.
+        ratio: range of the crop's width over height.
         flip: as for `CropFlip`.
     """
 
@@ -231,17 +231,17 @@ class ResizedCropFlip(Augment):
     flip: bool = True
 
     def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Bool[Tensor, " b"]]:
-        """The `shape` and `place` of `resized_crop_box`, and `flip`; as many numbers whatever the images' sizes."""
+        """`shape` and `position` of `resized_crop_box`, and `flip`. The number of draws does not depend on the images' sizes."""
         shape = torch.rand(b, TRIES, 2, generator=generator, dtype=torch.float64)
-        place = torch.rand(b, 2, generator=generator, dtype=torch.float64)
-        return shape, place, _coins(b, generator, self.flip)
+        position = torch.rand(b, 2, generator=generator, dtype=torch.float64)
+        return shape, position, _coins(b, generator, self.flip)
 
     def picture(self, picture: Image.Image, *draws: Tensor, size: tuple[int, int], resize: int | None) -> Image.Image:
         return self._cut(picture, (size[1], size[0]), *draws)
 
-    def _cut(self, picture: Image.Image, size: tuple[int, int], shape: Tensor, place: Tensor, flip: Tensor) -> Image.Image:
-        box = resized_crop_box(*picture.size, shape, place, scale=self.scale, ratio=self.ratio)
-        # Cut first: with resize(box=…) the filter would look at pixels outside the box.
+    def _cut(self, picture: Image.Image, size: tuple[int, int], shape: Tensor, position: Tensor, flip: Tensor) -> Image.Image:
+        box = resized_crop_box(*picture.size, shape, position, scale=self.scale, ratio=self.ratio)
+        # Crop first: with resize(box=…) the filter would read pixels outside the box.
         cut = picture.crop(box).resize(size, Image.Resampling.BILINEAR)
         return cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if bool(flip) else cut
 
@@ -256,11 +256,11 @@ class Erase(Augment):
     """Random erasing (Zhong et al. 2020): a rectangle of the normalised image is set to 0, the mean colour.
 
     Args:
-        p: share of the images that lose a part.
-        scale: from and to which share of the image's area.
-        ratio: from and to which height over width. Both ranges are torchvision's.
+        p: probability that a rectangle of an image is erased.
+        scale: range of the rectangle's share of the image's area.
+        ratio: range of the rectangle's height over width. Both ranges are torchvision's.
 
-    The first of ten rectangles that fits is taken; if none does, the image stays whole.
+    The first of ten random rectangles that fits is erased; if none fits, the image stays unchanged.
     """
 
     draws: ClassVar[int] = 3
@@ -270,16 +270,16 @@ class Erase(Augment):
 
     def __post_init__(self):
         if not 0 <= self.p <= 1:
-            raise DataError(f"erasing with p={self.p}: the share of images that lose a part is 0 to 1")
+            raise DataError(f"erasing with p={self.p}: the probability must be from 0 to 1")
 
     def draw(self, b: int, generator: torch.Generator) -> tuple[Bool[Tensor, " b"], Tensor, Tensor]:
-        """Whether an image loses a part; uniform numbers for area and ratio of every try, and for top and left."""
+        """Whether to erase; uniform numbers for area and ratio of every try, and for top and left."""
         chosen = torch.rand(b, generator=generator, dtype=torch.float64) < self.p
         shape = torch.rand(b, TRIES, 2, generator=generator, dtype=torch.float64)
         return chosen, shape, torch.rand(b, 2, generator=generator, dtype=torch.float64)
 
     def normalised(self, x: Float32[Tensor, "b c h w"], *draws: Tensor) -> Float32[Tensor, "b c h w"]:
-        chosen, shape, place = draws
+        chosen, shape, position = draws
         h, w = x.shape[-2:]
         low, high = (math.log(r) for r in self.ratio)
         area = (self.scale[0] + (self.scale[1] - self.scale[0]) * shape[:, :, 0]) * h * w
@@ -288,9 +288,9 @@ class Erase(Augment):
         fits = (eh < h) & (ew < w)
         first = fits.long().argmax(dim=1, keepdim=True)
         eh, ew = (size.gather(1, first).squeeze(1) for size in (eh, ew))
-        top, left = (place[:, 0] * (h - eh + 1)).floor(), (place[:, 1] * (w - ew + 1)).floor()
-        gone = torch.stack([top, top + eh, left, left + ew]) * (chosen & fits.any(dim=1))
-        top, bottom, left, right = gone.to(x.device)[:, :, None]
+        top, left = (position[:, 0] * (h - eh + 1)).floor(), (position[:, 1] * (w - ew + 1)).floor()
+        erased = torch.stack([top, top + eh, left, left + ew]) * (chosen & fits.any(dim=1))
+        top, bottom, left, right = erased.to(x.device)[:, :, None]
         row, col = torch.arange(h, device=x.device), torch.arange(w, device=x.device)
         rows, cols = (row >= top) & (row < bottom), (col >= left) & (col < right)  # [b h], [b w]
         return x.masked_fill((rows[:, :, None] & cols[:, None, :])[:, None], 0.0)
@@ -298,7 +298,7 @@ class Erase(Augment):
 
 @dataclass(frozen=True)
 class Chain(Augment):
-    """Several augmentations, one after the other. The first decides how a decoded file becomes an image."""
+    """Several augmentations in sequence. The first one also turns a decoded file into an image."""
 
     parts: tuple[Augment, ...]
 

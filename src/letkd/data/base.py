@@ -1,4 +1,4 @@
-"""Splits of images, Dataset, and load_data, which finds a data set by its name."""
+"""Splits of images, Dataset, and load_data, which loads a data set by its name."""
 
 import hashlib
 import os
@@ -19,11 +19,11 @@ from letkd.errors import DataError, nearest
 from letkd.plugins import Registry
 
 Size = int | tuple[int, int]  # the side of a square, or height and width
-Request = tuple[Tensor, tuple[Tensor, ...]]  # which images [b], and the numbers drawn for them, b rows each
+Request = tuple[Tensor, tuple[Tensor, ...]]  # indices of images [b], and the random numbers for them, b rows each
 
 
 class AnySplit(Protocol):
-    """What every split has, wherever its images are."""
+    """The interface of every split, in memory or in files."""
 
     @property
     def labels(self) -> Tensor:
@@ -32,12 +32,12 @@ class AnySplit(Protocol):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the images that `read` gives."""
+        """Height and width of the images that `read` yields."""
         ...
 
     @property
     def resize(self) -> int | None:
-        """How an image file becomes an image like these: see `letkd.data.pictures.centred`."""
+        """How an image file is scaled to an image of this split: see `letkd.data.pictures.centred`."""
         ...
 
     def __len__(self) -> int: ...
@@ -47,17 +47,17 @@ class AnySplit(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A name for the content."""
+        """A hash of the content."""
         ...
 
     def read(self, requests: Iterable[Request], augment: Augment) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
-        """The images of each request, augmented with its draws, in the requests' order; it may look at some ahead."""
+        """The images of each request, augmented with its draws, in the order of the requests, which may be read ahead."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images in memory and their labels, checked when made. The tensors are shared, not copied: do not write to them.
+    """Images in memory and their labels, checked on construction. The tensors are shared, not copied: do not write to them.
 
     Args:
         images: uint8 `[n 3 h w]`.
@@ -74,7 +74,9 @@ class Split:
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
             raise DataError(f"the labels of a split must be int64 [n]; these are {self.labels.dtype} {list(self.labels.shape)}")
         if len(self.images) != len(self.labels):
-            raise DataError(f"a split has {len(self.images)} images but {len(self.labels)} labels; it needs one label an image")
+            raise DataError(
+                f"a split has {len(self.images)} images but {len(self.labels)} labels; it needs one label per image"
+            )
         bad = (self.labels < UNLABELLED).nonzero()
         if len(bad):
             at = int(bad[0])
@@ -87,7 +89,7 @@ class Split:
 
     @property
     def resize(self) -> int:
-        """Whole images, without a margin."""
+        """The shorter side: files are scaled without a margin."""
         return min(self.image_size)
 
     def __len__(self) -> int:
@@ -98,10 +100,10 @@ class Split:
 
     def read(self, requests: Iterable[Request], augment: Augment) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
         for index, draws in requests:
-            yield augment(self.images.index_select(0, index), *draws)  # images[index] takes many times as long
+            yield augment(self.images.index_select(0, index), *draws)  # much faster than images[index]
 
     def fingerprint(self) -> str:
-        """SHA-256 over shapes, images and labels. Worked out once."""
+        """SHA-256 over shapes, images and labels; computed once."""
         return self._sha256
 
     @cached_property
@@ -115,13 +117,13 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in three splits, with what is needed to feed it to a network.
+    """A data set: three splits, class names, and normalisation.
 
     Args:
         val: held out from the official training set; may be empty.
-        classes: a name for every class, in the order of the labels; none if no image has a label.
-        mean: of each channel, where 0 is black and 1 is white; subtracted from the images.
-        std: of each channel; the images are divided by it.
+        classes: a name for every class, in the order of the labels; empty if no image has a label.
+        mean: mean of each channel (0 is black, 1 is white); subtracted from the images.
+        std: standard deviation of each channel; the images are divided by it.
         flip: whether a mirror image keeps its class.
     """
 
@@ -152,26 +154,26 @@ class Dataset:
 
     @property
     def has_labels(self) -> bool:
-        """Whether there is anything to classify; without classes there is not."""
+        """Whether the data set has classes."""
         return bool(self.classes)
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the images that networks get."""
+        """Height and width of the images that networks receive."""
         return self.train.image_size
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How image files are read; data sets that do not come as image files have no use for it.
+    """How image files are read; data sets without image files ignore it.
 
     Args:
-        size: height and width of the images that networks get, or the side of square ones; the data set's own if omitted.
-        resize: what the shorter side of a file is scaled to before `size` is cut from the centre. If omitted, 8/7 of `size`
-            (256 for 224), and a file that already has the size is left as it is.
-        workers: processes that decode; 0 for none but this one.
-        corrupt: `refuse` stops at a file that cannot be decoded and at a class folder without images; `skip` decodes every file
-            once beforehand and leaves such files and folders out, so that all that follows is as if they were not there.
+        size: height and width of the images that networks receive, or the side of square images. Default: the data set's own.
+        resize: length that the shorter side of a file is scaled to before the centre of `size` is cropped. Default: 8/7 of `size`
+            (256 for 224); a file that already has this size is not scaled.
+        workers: processes that decode images; 0 decodes in this process.
+        corrupt: `refuse` raises an error for a file that cannot be decoded and for a class folder without images; `skip` decodes
+            every file once at the start and ignores such files and folders.
     """
 
     size: Size | None = None
@@ -181,15 +183,15 @@ class Reading:
 
     def __post_init__(self):
         if self.size is not None and min(self.sides) < 1:
-            raise DataError(f"images of size={self.size}: a side has 1 pixel or more")
+            raise DataError(f"images of size={self.size}: each side must have 1 pixel or more")
         if self.size and self.resize and self.resize < min(self.sides):
             raise DataError(
-                f"images of size={self.size} cut from resize={self.resize}: the cut is larger than what it is cut from"
+                f"images of size={self.size} cropped from resize={self.resize}: `resize` must be at least the shorter side of `size`"
             )
         if self.workers < 0:
-            raise DataError(f"workers={self.workers} to decode images: it is 0 or more")
+            raise DataError(f"workers={self.workers} to decode images: it must be 0 or more")
         if self.corrupt not in ("refuse", "skip"):
-            raise DataError(f"corrupt={self.corrupt!r}: there are 'refuse' and 'skip'")
+            raise DataError(f"corrupt={self.corrupt!r}: choose 'refuse' or 'skip'")
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -198,7 +200,7 @@ class Reading:
         return (size, size) if isinstance(size, int) else size
 
     def at(self, size: int) -> "Reading":
-        """The same, with a size: its own or this one."""
+        """A copy with a size: its own or, if it has none, the given one."""
         return replace(self, size=self.size or size)
 
 
@@ -207,11 +209,11 @@ READERS: Registry[Reader] = Registry("data", "a data set")
 
 
 def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed: Sequence[int]) -> Bool[Tensor, " n"]:
-    """A mask that takes `count(n_c)` images at random of every class of n_c images.
+    """A mask of `count(n_c)` random images of every class, which has n_c images.
 
-    With the same labels and seed, a smaller count takes a part of what a larger one takes.
+    With the same labels and seed, the images of a smaller count are a subset of those of a larger one.
     """
-    # RandomState's numbers are promised never to change with numpy's version, so neither does a split.
+    # RandomState gives the same numbers in every version of numpy, so splits never change.
     random = np.random.RandomState(list(seed))
     taken = torch.zeros(len(labels), dtype=torch.bool)
     for c in labels.unique():
@@ -222,7 +224,7 @@ def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed
 
 
 def register_data(name: str) -> Callable[[Reader], Reader]:
-    """Registers a function that gives a data set from its folder: all training images as `train`, `val` empty if not its own."""
+    """Register a reader, a function that reads a data set from its folder; `val` stays empty unless the data set has one."""
 
     def register(read: Reader) -> Reader:
         READERS.add(name, read)
@@ -244,41 +246,43 @@ def load_data(
     corrupt: str = "refuse",
     unlabelled: str | None = None,
 ) -> Dataset:
-    """A data set by its name, with a validation split held out from its training images where it has none of its own.
+    """Load a data set by its name. If it has no validation split, one is held out from its training images.
 
     Args:
         root: the folder with the official files; digits needs none.
-        val: share of every class's training images held out.
-        fraction: share of every class's remaining training images kept, at least one; a smaller one is part of a larger.
-        seed: of these two draws alone. Not a run's seed: runs are compared on the same images. The test split never changes.
+        val: share of the training images of every class to hold out.
+        fraction: share of the remaining training images of every class to keep, at least one; a smaller share is a subset of a larger.
+        seed: seed of these two draws. Not a run's seed: runs are compared on the same images. The test split never changes.
         size: this and the next three are for image files, see `Reading`.
-        unlabelled: more training images, without labels: those in a folder or that a pattern matches, see `letkd.data.images`; "rest"
-            for those that `fraction` leaves out. Images of the test and the validation split are left out of them.
+        unlabelled: more training images, without labels: a folder or a pattern, see `letkd.data.images`; or "rest" for the images that
+            `fraction` leaves out. Images that are also in the test or validation split are not added.
     """
     if name not in READERS:
         raise DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
     if not 0 <= val < 1:
-        raise DataError(f"val={val} asked of {name}: the share held out for validation is 0 or more and less than 1")
+        raise DataError(f"val={val} for {name}: the share held out for validation must be 0 or more and less than 1")
     if not 0 < fraction <= 1:
-        raise DataError(f"fraction={fraction} asked of {name}: the share of training images kept is more than 0, at most 1")
+        raise DataError(
+            f"fraction={fraction} for {name}: the share of training images to keep must be more than 0 and at most 1"
+        )
     if not 0 <= seed < 2**32:
-        raise DataError(f"seed={seed} asked of {name}: the seed of its splits is 0 or more and less than 2^32")
+        raise DataError(f"seed={seed} for {name}: the seed of its splits must be 0 or more and less than 2^32")
     reading = Reading(size=size, resize=resize, workers=workers, corrupt=corrupt)
     data = READERS[name](None if root is None else Path(root).expanduser(), reading)
     if size is not None and data.image_size != reading.sides:
         h, w = data.image_size
-        raise DataError(f"size={size} asked of {name}, whose images are {h}x{w} and no files to be scaled; leave `size=` out")
-    train, held = data.train, data.val
-    if val > 0 and not len(held):
+        raise DataError(f"size={size} for {name}: its images are {h}x{w} and cannot be scaled; leave `size=` out")
+    train, held_out = data.train, data.val
+    if val > 0 and not len(held_out):
         mask = stratified(train.labels, lambda n: min(int(val * n + 0.5), n - 1), seed=(seed, 1))
-        train, held = train.subset(~mask), train.subset(mask)
+        train, held_out = train.subset(~mask), train.subset(mask)
     rest = train.subset(torch.arange(0))
     if fraction < 1:
         kept = stratified(train.labels, lambda n: max(int(fraction * n + 0.5), 1), seed=(seed, 2))
         train, rest = train.subset(kept), train.subset(~kept)
-    data = replace(data, train=train, val=held)
+    data = replace(data, train=train, val=held_out)
     if unlabelled is None:
         return data
-    from letkd.data.unlabelled import add_unlabelled  # which reads other data sets by this file
+    from letkd.data.unlabelled import add_unlabelled  # here, because it imports this file
 
     return add_unlabelled(data, unlabelled, rest, reading)

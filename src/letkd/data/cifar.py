@@ -14,7 +14,7 @@ import torch
 from letkd.data.archives import ARCHIVES
 from letkd.data.base import Dataset, Reading, Split, register_data
 from letkd.data.pickles import Array, as_text, read_pickle
-from letkd.data.pictures import shown
+from letkd.data.pictures import printable
 from letkd.data.unpack import CHUNK, open_tar, to_the_end
 from letkd.errors import DataError
 
@@ -22,18 +22,18 @@ from letkd.errors import DataError
 MEAN = (0.5071, 0.4867, 0.4408)
 STD = (0.2675, 0.2565, 0.2761)
 PIXELS = 3 * 32 * 32
-LARGEST = ARCHIVES["cifar10"].unpacked  # bytes of all files of either data set together
+LARGEST = ARCHIVES["cifar10"].unpacked  # total bytes of the files of either data set
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one official version of a data set keeps what: all file names are those inside the archive.
+    """File names and formats of one official version of a data set; file names are those inside the archive.
 
     Args:
-        labels: the binary version's label bytes before the pixels, by the number of classes each counts; the last is used.
-            None for the python version.
-        label_key: the python version's entry with the labels.
-        name_key: the entry of `meta` with the class names.
+        labels: binary version: number of classes of each label byte before the pixels; the last byte is used. None for the
+            python version.
+        label_key: python version: key of the labels.
+        name_key: python version: key of the class names in `meta`.
     """
 
     archive: str
@@ -102,9 +102,9 @@ def read_cifar100(root: Path | None, reading: Reading) -> Dataset:
 
 
 def _read(name: str, layouts: tuple[Layout, ...], root: Path | None, classes: tuple[str, ...]) -> Dataset:
-    layout, place = _find(name, layouts, root)
+    layout, source = _find(name, layouts, root)
     parts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for file, where, content in _contents(layout, place):
+    for file, where, content in _contents(layout, source):
         if file == layout.meta:
             classes = _class_names(layout, where, content, len(classes))
         elif layout.labels is not None:
@@ -114,7 +114,7 @@ def _read(name: str, layouts: tuple[Layout, ...], root: Path | None, classes: tu
     missing = [file for file in (*layout.train, layout.test) if file not in parts]
     if missing:
         raise DataError(
-            f"{shown(place)} lacks {', '.join(missing)} of {name}; download {layout.archive} again: it holds all files"
+            f"{printable(source)} lacks {', '.join(missing)} of {name}; download {layout.archive} again: it contains all files"
         )
     train = _split([parts[file] for file in layout.train])
     test = _split([parts[layout.test]])
@@ -127,7 +127,7 @@ def _split(parts: list[tuple[np.ndarray, np.ndarray]]) -> Split:
 
 
 def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[Layout, Path]:
-    """The first version that lies in `root`: unpacked there, unpacked in its own folder below, or as its archive."""
+    """The first version found in `root`: unpacked there, unpacked in its own sub-folder, or as its archive."""
     archives = " or ".join(layout.archive for layout in layouts)
     get = (
         f"get it with `letkd data get {name}`, or download {archives} from https://www.cs.toronto.edu/~kriz/cifar.html, "
@@ -136,7 +136,7 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
     if root is None:
         raise DataError(f"{name} is read from its official files, and no folder was named; {get}")
     if not root.exists():
-        raise DataError(f"{name} was asked from {shown(root)}, which does not exist; {get}")
+        raise DataError(f"{printable(root)} does not exist, so {name} cannot be read from it; {get}")
     for layout in layouts:
         for folder in (root, root / layout.folder):
             if any((folder / file).is_file() for file in (*layout.train, layout.test)):
@@ -145,39 +145,40 @@ def _find(name: str, layouts: tuple[Layout, ...], root: Path | None) -> tuple[La
         for archive in (root, root / layout.archive):
             if archive.name == layout.archive and archive.is_file():
                 return layout, archive
-    raise DataError(f"{name} was asked from {shown(root)}, which holds neither its files nor its archive; {get}")
+    raise DataError(f"{printable(root)} has neither the files of {name} nor its archive; {get}")
 
 
-def _contents(layout: Layout, place: Path) -> Iterator[tuple[str, str, bytes]]:
-    """The layout's files that are there: name, how an error calls it, bytes. An archive is read by name, never unpacked."""
+def _contents(layout: Layout, source: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Name, name for error messages, and bytes of every file of the layout that exists. An archive is read without unpacking it."""
     wanted = (*layout.train, layout.test, layout.meta)
     try:
-        if place.is_dir():
-            files = [file for file in wanted if (place / file).is_file()]
-            if sum((place / file).stat().st_size for file in files) > LARGEST:
+        if source.is_dir():
+            files = [file for file in wanted if (source / file).is_file()]
+            if sum((source / file).stat().st_size for file in files) > LARGEST:
                 raise DataError(
-                    f"{shown(place)} has files of more than {LARGEST:,} bytes, which CIFAR does not: download it again"
+                    f"{printable(source)} has files of more than {LARGEST:,} bytes in all, which CIFAR does not: download it again"
                 )
             for file in files:
-                yield file, shown(place / file), (place / file).read_bytes()
+                yield file, printable(source / file), (source / file).read_bytes()
             return
         by_member = {f"{layout.folder}/{file}": file for file in wanted}
-        with open_tar(place, limit=LARGEST) as archive:
-            for member in archive:  # in the archive's order: looking back would decompress it again
+        with open_tar(source, limit=LARGEST) as archive:
+            for member in archive:  # in the archive's order: seeking back would decompress it again
                 file = by_member.get(member.name.removeprefix("./"))
                 stream = archive.extractfile(member) if file and member.isreg() else None
                 if file and stream:
-                    pieces = iter(partial(stream.read, CHUNK), b"")  # whole, the tar reader would take any length it is told
-                    yield file, f"{shown(place)}:{member.name}", b"".join(pieces)
+                    pieces = iter(partial(stream.read, CHUNK), b"")  # a single read would trust the length in the header
+                    yield file, f"{printable(source)}:{member.name}", b"".join(pieces)
             to_the_end(archive)
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         raise DataError(
-            f"{shown(place)} cannot be read ({shown(str(error)[:200])}); it is damaged or cut short: download {layout.archive} again"
+            f"{printable(source)} cannot be read ({printable(str(error)[:200])}); it is damaged or cut short: "
+            f"download {layout.archive} again"
         ) from error
 
 
 def _binary(where: str, content: bytes, labels: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Records of label bytes and 3,072 pixel bytes, as pixels and labels."""
+    """Pixels and labels from records of label bytes and 3,072 pixel bytes."""
     record = len(labels) + PIXELS
     if not content or len(content) % record:
         raise DataError(
@@ -191,11 +192,11 @@ def _binary(where: str, content: bytes, labels: tuple[int, ...]) -> tuple[np.nda
 
 
 def _python(where: str, content: bytes, key: str, C: int) -> tuple[np.ndarray, np.ndarray]:
-    """A pickled batch, as pixels and labels."""
+    """Pixels and labels from a pickled batch."""
     batch = read_pickle(where, content)
     pixels, labels = batch.get("data"), batch.get(key)
     if not isinstance(pixels, Array) or not isinstance(labels, list):
-        raise DataError(f"{where} has {_keys(batch)}, not the array 'data' and the list {key!r}: it is no CIFAR batch")
+        raise DataError(f"{where} has {_keys(batch)}, not the array 'data' and the list {key!r}: it is not a CIFAR batch")
     values = pixels.values
     if not labels or values.shape != (len(labels), PIXELS):
         raise DataError(
@@ -203,7 +204,7 @@ def _python(where: str, content: bytes, key: str, C: int) -> tuple[np.ndarray, n
             f"a CIFAR batch has data [n {PIXELS}] and n labels: download it again"
         )
     if not all(type(label) is int and abs(label) < 2**63 for label in labels):
-        raise DataError(f"{where} has labels that are no whole numbers of up to 64 bits: it is no CIFAR batch")
+        raise DataError(f"{where} has labels that are not integers of up to 64 bits: it is not a CIFAR batch")
     return values, _check_labels(where, np.array(labels, np.int64), C)
 
 
@@ -222,10 +223,10 @@ def _class_names(layout: Layout, where: str, content: bytes, C: int) -> tuple[st
         meta = read_pickle(where, content)
         found = meta.get(layout.name_key)
         if not isinstance(found, list):
-            raise DataError(f"{where} has {_keys(meta)}, not the list {layout.name_key!r}: it is no CIFAR file")
+            raise DataError(f"{where} has {_keys(meta)}, not the list {layout.name_key!r}: it is not a CIFAR file")
     else:
         found = content.split()
-    names = tuple(shown(as_text(name)) for name in found if isinstance(name, (bytes, str)))
+    names = tuple(printable(as_text(name)) for name in found if isinstance(name, (bytes, str)))
     if len(names) != C:
         raise DataError(f"{where} has {len(names)} class names for {C} classes; download it again or delete it")
     return names

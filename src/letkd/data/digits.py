@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from letkd.data.base import Dataset, Reading, Split, register_data, stratified
 
-# Of the 1,077 training images; grey, so the same for all three channels.
+# Mean and standard deviation of the 1,077 training images; grey, so the same for all three channels.
 MEAN = 0.3054
 STD = 0.3238
 TEST_PER_CLASS = 72
@@ -18,9 +18,9 @@ TEST_PER_CLASS = 72
 
 @register_data("digits")
 def read_digits(root: Path | None, reading: Reading) -> Dataset:
-    """1,797 grey images of 8x8 as 32x32 in three channels; 72 images of each digit, always the same, are the test split."""
+    """1,797 grey 8x8 images, scaled to 32x32 with three channels; the test split is 72 images per digit, always the same."""
     grey, labels = _grey_and_labels()
-    small = torch.from_numpy(grey).reshape(-1, 1, 8, 8) * (255 / 16)  # their grey goes from 0 to 16
+    small = torch.from_numpy(grey).reshape(-1, 1, 8, 8) * (255 / 16)  # grey levels are 0 to 16
     large = F.interpolate(small, size=(32, 32), mode="bilinear", align_corners=False)
     images = large.round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
     everything = Split(images, torch.from_numpy(labels).long())
@@ -38,10 +38,10 @@ def read_digits(root: Path | None, reading: Reading) -> Dataset:
 
 
 def _grey_and_labels() -> tuple[np.ndarray, np.ndarray]:
-    """What `load_digits` gives, float64 [n 64] and int64 [n], from its file: importing scikit-learn takes longer than all the rest."""
+    """The output of `load_digits`, float64 [n 64] and int64 [n], read from its file because importing scikit-learn is slow."""
     found = find_spec("sklearn")
-    for place in found.submodule_search_locations or () if found else ():
-        path = Path(place, "datasets", "data", "digits.csv.gz")
+    for folder in found.submodule_search_locations or () if found else ():
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             table = np.loadtxt(path, delimiter=",")
             return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(np.int64)

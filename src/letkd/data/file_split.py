@@ -1,4 +1,4 @@
-"""A split of image files that are decoded when they are asked for."""
+"""A split of image files, decoded on demand."""
 
 import hashlib
 import os
@@ -24,16 +24,16 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class FileSplit:
-    """Image files and their labels; the same face as `Split`.
+    """Image files and their labels; the same interface as `Split`.
 
     Args:
-        root: the folder that `paths` start from.
-        paths: encoded, in one numpy array of bytes: a million names in few megabytes, and nothing for workers to copy.
-        lengths: of the files in bytes, as they were found; only the fingerprint uses them.
+        root: the folder that `paths` are relative to.
+        paths: encoded, in one numpy array of bytes, which is compact and not copied by workers.
+        lengths: sizes of the files in bytes, for the fingerprint and to find duplicates.
         labels: int64 `[n]`, 0 or more; −1 for an image without a label.
         size: height and width of the images that are read.
         resize: as for `letkd.data.pictures.centred`.
-        workers: processes that decode; 0 for none but this one.
+        workers: processes that decode images; 0 decodes in this process.
     """
 
     root: Path
@@ -46,7 +46,7 @@ class FileSplit:
 
     def __post_init__(self):
         if not len(self.paths) == len(self.lengths) == len(self.labels):
-            raise DataError(f"a split has {len(self.paths)} files but {len(self.labels)} labels; it needs one label a file")
+            raise DataError(f"a split has {len(self.paths)} files but {len(self.labels)} labels; it needs one label per file")
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -61,11 +61,11 @@ class FileSplit:
         return FileSplit(self.root, *parts, size=self.size, resize=self.resize, workers=self.workers)
 
     def path(self, i: int) -> Path:
-        """Where image `i` lies."""
+        """Path of image `i`."""
         return self.root / os.fsdecode(self.paths[i])
 
     def read(self, requests: Iterable[Request], augment: Augment) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
-        # As arrays: each tensor sent to a worker would take a file descriptor of its own.
+        # As arrays: each tensor sent to a worker would need a file descriptor.
         sent = ((index.numpy(), [rows.numpy() for rows in draws]) for index, draws in requests)
         yield from in_workers(partial(self._decode, augment), sent, workers=self.workers)
 
@@ -77,24 +77,24 @@ class FileSplit:
                 picture = read_picture(self.path(i))
             except DataError as error:
                 raise DataError(
-                    f"{error}; replace the file, or leave such files out with data.corrupt=skip (`letkd data check` lists them)"
+                    f"{error}; replace the file, or skip such files with data.corrupt=skip (`letkd data check` lists them)"
                 ) from None
             images[k] = as_tensor(augment.picture(picture, *(rows[k] for rows in draws), size=self.size, resize=self.resize))
         return augment.batch(images, *draws)
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, lengths and labels and how the files are viewed; their content is not read. Worked out once."""
+        """SHA-256 over names, lengths, labels, `size` and `resize`; the files' content is not read. Computed once."""
         return self._sha256
 
     @cached_property
     def _sha256(self) -> str:
-        digest = hashlib.sha256(f"files 2 {self.size} {self.resize}\n".encode())  # the number changes when pixels do
+        digest = hashlib.sha256(f"files 2 {self.size} {self.resize}\n".encode())  # raise the number if decoding changes pixels
         for path, length, label in zip(self.paths.tolist(), self.lengths.tolist(), self.labels.tolist(), strict=True):
             digest.update(b"%s\0%d %d\n" % (path, length, label))
         return digest.hexdigest()
 
     def in_memory(self, description: str) -> Split:
-        """All images decoded at once, as evaluation sees them: n · 3 · h · w bytes."""
+        """All images decoded, with the centre crop of evaluation: n · 3 · h · w bytes."""
         images = torch.empty(len(self), 3, *self.size, dtype=torch.uint8)
         at = 0
         with bar(description, len(self)) as tick:

@@ -1,4 +1,4 @@
-"""Images with labels and images without, as one split."""
+"""Labelled and unlabelled images as one split."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from letkd.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Two splits, one behind the other; the same face as `Split`. Images of both have the same size."""
+    """Two splits, concatenated; the same interface as `Split`. Images of both have the same size."""
 
     first: AnySplit
     second: AnySplit
@@ -63,8 +63,8 @@ class Joined:
         n = len(self.first)
         for_first, for_second, whole = tee(requests, 3)
 
-        def part(asked: Iterable[Request], low: int, high: int) -> Iterator[Request]:
-            for index, draws in asked:
+        def part(requests: Iterable[Request], low: int, high: int) -> Iterator[Request]:
+            for index, draws in requests:
                 at = ((index >= low) & (index < high)).nonzero().squeeze(1)
                 if len(at):
                     yield index[at] - low, tuple(rows[at] for rows in draws)

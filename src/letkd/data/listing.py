@@ -1,4 +1,4 @@
-"""Which image files lie under a folder, and of which class each is."""
+"""Lists the image files in a folder, and their classes."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ import torch
 
 from letkd.data.base import Reading
 from letkd.data.file_split import FileSplit
-from letkd.data.pictures import SUFFIXES, read_picture, shown
+from letkd.data.pictures import SUFFIXES, printable, read_picture
 from letkd.data.workers import in_workers
 from letkd.errors import DataError, nearest
 from letkd.progress import bar, say
@@ -23,15 +23,15 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files with the class of each.
+    """Image files and their classes.
 
     Args:
-        root: the folder that `paths` start from.
-        classes: names of the classes, those without images included.
-        paths: the files, encoded.
-        lengths: of the files, in bytes.
-        owners: for each file, its class's place in `classes`.
-        foreign: files that are no images by their names; they are passed over.
+        root: the folder that `paths` are relative to.
+        classes: names of the classes, including those without images.
+        paths: paths of the files, encoded.
+        lengths: sizes of the files in bytes.
+        owners: for each file, the index of its class in `classes`.
+        foreign: files that are not images by their names; they are ignored.
     """
 
     root: Path
@@ -50,7 +50,7 @@ class Listing:
         return [name for c, name in enumerate(self.classes) if c not in full]
 
     def only(self, kept: Sequence[int]) -> "Listing":
-        """The files at the places `kept`."""
+        """The listing of only the files at the indices `kept`."""
         return replace(
             self,
             paths=tuple(self.paths[i] for i in kept),
@@ -60,10 +60,10 @@ class Listing:
 
 
 def list_classes(root: Path, folder: Path) -> Listing:
-    """The classes under `folder`, one sub-folder each, sorted by name; the files of each, however deep, sorted likewise.
+    """The classes in `folder`, one per sub-folder, sorted by name, and the files of each at any depth, sorted by path.
 
     Args:
-        root: what the files' paths are to start from.
+        root: the folder that the files' paths are relative to.
     """
     classes, strays = [], []
     for entry in sorted(_entries(folder), key=lambda entry: os.fsencode(entry.name)):
@@ -73,9 +73,9 @@ def list_classes(root: Path, folder: Path) -> Listing:
             strays.append(entry.name)
     if not classes:
         images = sum(name.lower().endswith(SUFFIXES) for name in strays)
-        lie = f"; the {images} image(s) in it lie in no class folder" if images else ""
-        raise DataError(f"{shown(folder)} has no sub-folders{lie}: a tree of images has one folder for each class")
-    paths, lengths, owners, foreign = [], [], [], [shown(folder / name) for name in strays]
+        loose = f"; the {images} image(s) in it are in no class folder" if images else ""
+        raise DataError(f"{printable(folder)} has no sub-folders{loose}: a tree of images has one folder per class")
+    paths, lengths, owners, foreign = [], [], [], [printable(folder / name) for name in strays]
     for c, name in enumerate(classes):
         for path, length in sorted(files_below(folder / name)):
             if path.lower().endswith(tuple(map(os.fsencode, SUFFIXES))):
@@ -83,7 +83,7 @@ def list_classes(root: Path, folder: Path) -> Listing:
                 lengths.append(length)
                 owners.append(c)
             else:
-                foreign.append(shown(path))
+                foreign.append(printable(path))
     return Listing(root, tuple(classes), tuple(paths), tuple(lengths), tuple(owners), tuple(foreign))
 
 
@@ -92,19 +92,19 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as found:
             return [entry for entry in found if not entry.name.startswith(".")]  # .DS_Store and the like
     except OSError as error:
-        raise DataError(f"the folder {shown(folder)} cannot be read ({error.strerror})") from error
+        raise DataError(f"the folder {printable(folder)} cannot be read ({error.strerror})") from error
 
 
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link that leads in a circle
+    with suppress(OSError):  # circular links
         return entry.is_dir()
     return False
 
 
 def files_below(folder: Path) -> Iterator[tuple[bytes, int]]:
-    """Files with their lengths; a link that leads nowhere counts as one of no length, so that it is named when it is read."""
+    """Files and their sizes, at any depth; a broken link counts as a file of size 0, so that reading it raises an error."""
     for entry in _entries(folder):
-        if entry.is_dir(follow_symlinks=False):  # a link to a folder may lead in a circle
+        if entry.is_dir(follow_symlinks=False):  # links to folders may be circular
             yield from files_below(Path(entry.path))
             continue
         try:
@@ -119,7 +119,7 @@ def files_below(folder: Path) -> Iterator[tuple[bytes, int]]:
 def check_files(
     root: Path, paths: Sequence[bytes], *, workers: int, description: str
 ) -> tuple[dict[int, str], dict[tuple[int, int], int]]:
-    """Decodes every file: what is wrong, by the file's place in `paths`; and how many files there are of each width and height."""
+    """Decode every file. Returns errors by the file's index in `paths`, and the number of files per width and height."""
     wrong: dict[int, str] = {}
     sizes: dict[tuple[int, int], int] = {}
     chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]
@@ -146,29 +146,29 @@ def _check(root: Path, paths: Sequence[bytes]) -> list[str | tuple[int, int]]:
 
 
 def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tuple[tuple[str, ...], dict[str, FileSplit]]:
-    """The classes of `parts["train"]` as they can be printed, and every part as a split with labels in their order.
+    """The printable class names of `parts["train"]`, and every part as a split whose labels index these classes.
 
     Args:
-        reading: with a size.
+        reading: must have a size.
     """
     for part, listing in parts.items():
         if listing.foreign:
-            say(f"{name}: {some(listing.foreign)} in its {part} part passed over: no image by its name")
+            say(f"{name}: {first_few(listing.foreign)} in its {part} part ignored: not an image by its name")
     if reading.corrupt == "skip":
         parts = {part: leave_out_damaged(name, part, listing, reading.workers) for part, listing in parts.items()}
     train = parts["train"]
     empty = train.empty()
     if empty and reading.corrupt == "refuse":
         raise DataError(
-            f"{name} has {some(empty)} without an image to train on in {shown(train.root)}: fill or remove the class folder(s), "
-            "or leave such classes out with data.corrupt=skip"
+            f"{name} has {first_few(empty)} without an image to train on in {printable(train.root)}: fill or remove the class folder(s), "
+            "or skip such classes with data.corrupt=skip"
         )
     if empty:
-        say(f"{name}: {some(empty)} left out, with no image to train on")
+        say(f"{name}: {first_few(empty)} left out: no image to train on")
     classes = tuple(c for c in train.classes if c not in set(empty))
     if not classes:
         raise DataError(
-            f"{name} has no images to train on in {shown(train.root)}: files count that end in {' '.join(SUFFIXES)}"
+            f"{name} has no images to train on in {printable(train.root)}; images are files that end in {' '.join(SUFFIXES)}"
         )
     number = {c: k for k, c in enumerate(classes)}
     splits = {}
@@ -177,11 +177,11 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
         unknown = sorted(full - set(classes) - set(empty))
         if unknown:
             raise DataError(
-                f"the {part} part of {name} has {some(unknown)}, and the training part no such class "
+                f"the {part} part of {name} has {first_few(unknown)}, and the training part has no such class "
                 f"(nearest: {nearest(unknown[0], classes)})"
             )
         if part != "train" and listing.empty():
-            say(f"{name}: {some(listing.empty())} has no image in the {part} part")
+            say(f"{name}: {first_few(listing.empty())} has no image in the {part} part")
         labels = np.array([number.get(c, -1) for c in listing.classes], np.int64)[np.array(listing.owners, np.int64)]
         kept = labels >= 0
         splits[part] = FileSplit(
@@ -193,22 +193,22 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
             resize=reading.resize,
             workers=reading.workers,
         )
-    return tuple(map(shown, classes)), splits
+    return tuple(map(printable, classes)), splits
 
 
 def leave_out_damaged(name: str, part: str, listing: Listing, workers: int) -> Listing:
-    """The files that can be decoded; a line names the others."""
+    """The listing without files that cannot be decoded; a message names these."""
     wrong, _ = check_files(listing.root, listing.paths, workers=workers, description=f"{name}: checking {part}")
     if not wrong:
         return listing
     say(
         f"{name}: {len(wrong)} of {len(listing):,} files of its {part} part cannot be decoded and are left out: "
-        + some(wrong.values())
+        + first_few(wrong.values())
     )
     return listing.only([i for i in range(len(listing)) if i not in wrong])
 
 
-def some(names, n: int = 3) -> str:
-    """The first few of many names."""
-    names = [shown(name) for name in names]
+def first_few(names, n: int = 3) -> str:
+    """The first `n` names, and the number of the others."""
+    names = [printable(name) for name in names]
     return ", ".join(names[:n]) + (f" and {len(names) - n:,} more" if len(names) > n else "")

@@ -1,4 +1,4 @@
-"""Batches of a split, the same for the same seed and epoch, in one process or shared among several."""
+"""Batches of a split, reproducible from seed and epoch, in one process or divided among several."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,12 +18,12 @@ from letkd.data.shares import Shares
 from letkd.errors import DataError
 
 EVAL_BATCH, EVAL_PIXELS = 128, 128 * 64 * 64
-SECOND = 0x7365636F  # goes into the seed of the second view's draws
-PASSES = 0x70617373  # goes into the seed of passes over images without a label
-Mixing = tuple[float, Box | None] | None  # what `Mix.draw` gives for a batch
-# Images, their draws, what `Mix` drew, and the labelled images per process if a process cannot tell by itself.
+SECOND = 0x7365636F  # part of the seed of the second view's draws
+PASSES = 0x70617373  # part of the seed of passes over unlabelled images
+Mixing = tuple[float, Box | None] | None  # the result of `Mix.draw` for a batch
+# Indices of images, their draws, the result of `Mix.draw`, and labelled images per process (None if all are labelled).
 Planned = tuple[Tensor, tuple[Tensor, ...], Mixing, float | None]
-VIEWS = 0x76696577  # the seed of the views' draws: the same in every run, so that runs share what was made of a view
+VIEWS = 0x76696577  # seed of the fixed views' draws: the same in every run, so that runs can share a cache
 
 
 def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequence[float]) -> Float32[Tensor, "b c h w"]:
@@ -33,12 +33,12 @@ def normalise(images: UInt8[Tensor, "b c h w"], mean: Sequence[float], std: Sequ
 
 @lru_cache(maxsize=8)
 def _of_channels(values: tuple[float, ...]) -> Float32[Tensor, "c 1 1"]:
-    """255 times the value of each channel: made once, for it takes as long as normalising a small batch."""
+    """255 times the value of each channel; cached, because computing it takes as long as normalising a small batch."""
     return (255 * torch.tensor(values, dtype=torch.float64))[:, None, None].to(torch.float32)
 
 
 def eval_batch(image_size: tuple[int, int], batch_size: int = 1) -> int:
-    """Images per batch where no gradient is needed: 128 up to 64x64 pixels, fewer of larger ones, at least `batch_size`.
+    """Images per batch if no gradient is needed: 128 up to 64x64 pixels, fewer if they are larger, at least `batch_size`.
 
     Examples:
         >>> eval_batch((32, 32), 16), eval_batch((224, 224), 16), eval_batch((224, 224), 256)
@@ -53,27 +53,27 @@ def _generator(*seed: int) -> torch.Generator:
 
 
 class Loader:
-    """Batches of a split. The same seed and epoch give the same batches, whatever else draws random numbers.
+    """Batches of a split. The same seed and epoch always give the same batches, independently of other random generators.
 
     Args:
-        mean: of each channel, see `Dataset`.
-        std: likewise.
-        augment: drawn anew for every image of every epoch, or as `views` says.
-        shuffle: another order every epoch; without it, the order of the split.
-        drop_last: leaves out the last batch where it is smaller than the others.
-        seed: of order and augmentation, together with the epoch.
-        rank: which of `world` processes this one is, counted from 0.
-        world: processes that share every batch. `batch_size` is that of all of them together: each takes its part of the
-            one-process batch, in order, the first ones one image more where it does not divide. Of a last, smaller batch a
-            process may get no image; it still gets the batch, empty, so that all of them count the same steps.
-        views: so many fixed views of every image, one an epoch in turn. What is drawn then depends on the view and the image
-            alone, not on `seed`, epoch or order; 0 for fresh draws in every epoch.
-        second: how a second view of every image is drawn, `Batch.second`; None for no such view. Its draws are independent of the
-            first view's and leave these as they are without it. Image files are decoded once for each view.
+        mean: mean of each channel, see `Dataset`.
+        std: standard deviation of each channel, see `Dataset`.
+        augment: redrawn for every image in every epoch, unless `views` is set.
+        shuffle: use a new order in every epoch; otherwise the order of the split.
+        drop_last: leave out the last batch if it is smaller than the others.
+        seed: seed of order and augmentation, together with the epoch.
+        rank: index of this process, from 0 to `world` − 1.
+        world: number of processes that share every batch. `batch_size` is the total over processes: each gets a contiguous part of the
+            one-process batch; if the size does not divide evenly, the first processes get one image more. A process may get no
+            image of a smaller last batch; it then yields an empty batch, so that all processes have the same number of steps.
+        views: number of fixed views of every image, one per epoch in turn. The draws then depend only on the view and the image,
+            not on `seed`, epoch or order. 0: new draws in every epoch.
+        second: augmentation of a second view of every image (`Batch.second`); None for no second view. Its draws are independent of
+            the first view's, which do not change. Image files are decoded once per view.
         mix: mixes every image with the one before it in the batch of all processes, the first with the last.
-        unlabelled_share: of every batch, images without a label (rounded, and at least one image of either kind unless it is 0 or 1).
-            An epoch then shows every labelled image once, and goes through the others in passes of their own, from epoch to epoch;
-            with 1 it shows every image without a label once. None: each image once per epoch, as they come.
+        unlabelled_share: share of unlabelled images in every batch (rounded; at least one image of each kind unless it is 0 or 1).
+            An epoch then shows every labelled image once; passes over the unlabelled images continue from epoch to epoch. With 1, an
+            epoch shows every unlabelled image once. None: every image once per epoch, in the order drawn for all images.
     """
 
     def __init__(
@@ -95,19 +95,19 @@ class Loader:
         unlabelled_share: float | None = None,
     ):
         if batch_size < 1:
-            raise DataError(f"a loader with batch_size={batch_size}: a batch has 1 image or more")
+            raise DataError(f"a loader with batch_size={batch_size}: a batch must have 1 image or more")
         if drop_last and 0 < len(split) < batch_size:
             raise DataError(
                 f"a loader with batch_size={batch_size} and drop_last would leave out all {len(split)} images of its split; "
                 f"choose a batch_size of {len(split)} or less"
             )
         if seed < 0:
-            raise DataError(f"a loader with seed={seed}: seeds are 0 or more")
+            raise DataError(f"a loader with seed={seed}: the seed must be 0 or more")
         if views < 0:
-            raise DataError(f"a loader with views={views}: it is a number of fixed views, 0 for none")
+            raise DataError(f"a loader with views={views}: the number of fixed views must be 0 or more")
         if second is not None and (views or mix is not None):
             raise DataError(
-                "a loader with a second view and fixed views or mixed images: a second view goes with neither; leave out one of the two"
+                "a loader with a second view and fixed views or mixed images: a second view cannot be combined with them; leave out one"
             )
         if views and mix is not None:
             raise DataError(
@@ -117,7 +117,9 @@ class Loader:
         if not 0 <= rank < world:
             raise DataError(f"a loader with rank={rank} of world={world}: ranks count from 0 to world − 1")
         if world > batch_size:
-            raise DataError(f"a loader with batch_size={batch_size} for {world} processes: each needs an image of every batch")
+            raise DataError(
+                f"a loader with batch_size={batch_size} for {world} processes: each needs at least one image per batch"
+            )
         self._shares: Shares | None = None
         if unlabelled_share is not None:
             self._shares = Shares(split.labels, batch_size, unlabelled_share)
@@ -130,23 +132,23 @@ class Loader:
         self._drawn: tuple[int | None, tuple[Tensor, ...]] = None, ()
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Names the epoch, counted from 1, whose batches come next.
+        """Set the epoch, counted from 1, whose batches the next iteration yields.
 
         Args:
-            start: how many of its first batches are left out; the others are what they are in the whole epoch.
+            start: number of batches to skip at its beginning; the other batches do not change.
         """
         if epoch < 1:
-            raise DataError(f"epoch {epoch} asked of a loader: epochs count from 1")
+            raise DataError(f"a loader was set to epoch {epoch}: epochs count from 1")
         if not 0 <= start <= len(self):
-            raise DataError(f"batch {start} asked of a loader as the first of an epoch, which has {len(self)}")
+            raise DataError(f"a loader was set to start at batch {start} of an epoch, which has {len(self)}")
         self.epoch, self.start = epoch, start
 
     def view(self, epoch: int) -> int | None:
-        """The fixed view that an epoch shows, counted from 0; None where every epoch draws anew."""
+        """The fixed view that an epoch shows, counted from 0; None if there are no fixed views."""
         return (epoch - 1) % self.views if self.views else None
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, wherever it is begun."""
+        """Number of batches in a whole epoch, whatever its `start`."""
         if self._shares is not None:
             return self._shares.batches(drop_last=self.drop_last)
         whole, rest = divmod(len(self.split), self.batch_size)
@@ -158,7 +160,7 @@ class Loader:
         return batches if self.second is None else self._with_second(batches, self.second, epoch, start)
 
     def of_view(self, view: int, index: Int64[Tensor, " m"]) -> Iterator[Batch]:
-        """The images at `index`, in that order, as a fixed view shows them; in batches that depend on nothing else."""
+        """The images at `index` in a fixed view, in that order; the batches depend only on the two arguments."""
         table = self._table(view)
         size = eval_batch(self.split.image_size)
         requests = ((part, tuple(rows[part] for rows in table), None, None) for part in index.split(size))
@@ -172,16 +174,16 @@ class Loader:
         second: Augment | None = None,
     ) -> Iterator[Batch]:
         augment = second or self.augment
-        asked: deque[Planned] = deque()  # a split may look at requests ahead
+        pending: deque[Planned] = deque()  # a split may read requests ahead
         known = None if self._partly else True
 
-        def noted() -> Iterator[Request]:
+        def sent() -> Iterator[Request]:
             for planned in requests:
-                asked.append(planned)
+                pending.append(planned)
                 yield planned[:2]
 
-        for images in self.split.read(noted(), augment):
-            index, draws, mixing, labelled = asked.popleft()
+        for images in self.split.read(sent(), augment):
+            index, draws, mixing, labelled = pending.popleft()
             x = augment.normalised(normalise(images, self.mean, self.std), *draws)
             y = self.split.labels[index]
             if self.mix is None or mixing is None:
@@ -198,14 +200,14 @@ class Loader:
             yield replace(batch, second=other.x)
 
     def _table(self, view: int) -> tuple[Tensor, ...]:
-        """What is drawn for all images in a fixed view; the last one asked for is kept."""
+        """The draws of all images in a fixed view; those of the last view are cached."""
         if self._drawn[0] != view:
             self._drawn = view, self.augment.draw(len(self.split), _generator(VIEWS, view))
         return self._drawn[1]
 
     def _requests(self, epoch: int, start: int, second: Augment | None = None) -> Iterator[Planned]:
-        """The images of each batch and what is drawn for them; with `second`, what is drawn for the second view."""
-        # The order is drawn first, so it is the same whether or not the images are augmented.
+        """The images of each batch and their draws; with `second`, the draws of the second view."""
+        # The order is drawn first, so it does not depend on the augmentation.
         generator = _generator(self.seed, epoch)
         n, view = len(self.split), self.view(epoch)
         table = None if view is None else self._table(view)
@@ -217,21 +219,21 @@ class Loader:
             augment, generator = second, _generator(self.seed, epoch, SECOND)
         for k in range(len(self)):
             index = order[k * self.batch_size : (k + 1) * self.batch_size]
-            # For the whole batch, and for batches left out too: what a process draws does not depend on what it is given.
+            # For the whole batch, and for skipped batches too, so that the draws depend neither on the process nor on the start.
             draws = augment.draw(len(index), generator) if table is None else tuple(part[index] for part in table)
             mixing = None if self.mix is None else self.mix.draw(*self.split.image_size, generator)
             if k >= start:
                 at = torch.arange(len(index)).tensor_split(self.world)[self.rank]
                 if mixing is not None:
-                    at = torch.cat([at[:1] - 1, at])  # the image before comes along, to be mixed with the first
+                    at = torch.cat([at[:1] - 1, at])  # add the previous image, to mix it with the first
                 yield index[at], tuple(part[at] for part in draws), mixing, self._mean_labelled(index)
 
     def _pass(self, n: int, p: int) -> Tensor:
-        """The order of the p-th pass over images without a label."""
+        """The order of the p-th pass over unlabelled images."""
         return torch.randperm(n, generator=_generator(self.seed, p, PASSES)) if self.shuffle else torch.arange(n)
 
     def _mean_labelled(self, index: Tensor) -> float | None:
-        """Labelled images per process in a batch of all processes; None if a process can tell by itself."""
+        """Mean number of labelled images per process in a batch; None with one process, or if all images have a label."""
         if self.world == 1 or not self._partly:
             return None
         return max(int((self.split.labels[index] >= 0).sum()), 1) / self.world

@@ -18,14 +18,14 @@ class Mix:
     """Mixup (Zhang et al. 2018) or CutMix (Yun et al. 2019), with one share λ per batch.
 
         mixup    λ · x + (1 − λ) · x'
-        cutmix   x with a box of x' whose area is 1 − λ, about a random centre, cut off at the border; λ is then what remains of x
+        cutmix   x with a box of x' of area 1 − λ around a random centre, clipped at the border; λ is then the remaining share of x
 
     Args:
         kind: `mixup` or `cutmix`.
-        alpha: λ is drawn from Beta(α, α). Both papers use 1 on CIFAR, CutMix on ImageNet too; mixup has 0.2 there.
+        alpha: λ is drawn from Beta(α, α). On CIFAR both papers use 1; on ImageNet CutMix uses 1 and mixup 0.2.
 
-    If λ is below 1/2, x and x' change places: an image always keeps the larger share, so its own label is the dominant one. As every
-    image is x once and x' once per epoch, this changes nothing but the order of the mixed images.
+    If λ is below 1/2, x and x' are swapped: an image always keeps the larger share, so its own label dominates. As every
+    image is x once and x' once per epoch, this changes only the order of the mixed images.
     """
 
     kind: str = "mixup"
@@ -40,7 +40,7 @@ class Mix:
     def draw(self, h: int, w: int, generator: torch.Generator) -> tuple[float, Box | None]:
         """λ of the next batch of h x w images and, for CutMix, the box."""
         seed, y, x = (int(torch.randint(n, (), generator=generator)) for n in (2**32, h, w))
-        # RandomState never changes with numpy's version; torch draws from Beta by the global generator only.
+        # RandomState gives the same numbers in every version of numpy; torch draws from Beta only with the global generator.
         share = float(np.random.RandomState(seed).beta(self.alpha, self.alpha))
         if self.kind == "mixup":
             return share, None

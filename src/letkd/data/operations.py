@@ -1,8 +1,8 @@
-"""The image operations of RandAugment and TrivialAugment, for a batch in which every image has an operation of its own.
+"""The image operations of RandAugment and TrivialAugment, for a batch in which every image has its own operation.
 
-Each operation gives the pixels that Pillow gives, bit for bit. Images are grouped by the kind of work: one gather moves the pixels of all
-geometric operations, one gather through tables of 256 entries makes all that map a level to a level, and one blend does the rest. Which
-image gets what is decided on the CPU, so images on a GPU are never waited for.
+Each operation gives the same pixels as Pillow, bit for bit. Images are grouped by the kind of work: one gather for all geometric
+operations, one gather through tables of 256 entries for all that map a level to a level, and one blend for the rest. Operations are
+assigned to images on the CPU, so nothing waits for a GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float64, Int32, Int64, UInt8
 from torch import Tensor
 
-ONE = 1 << 16  # Pillow moves pixels by coordinates with 16 binary digits after the point
+ONE = 1 << 16  # Pillow moves pixels with fixed-point coordinates of 16 fractional bits
 Work = TypeVar("Work")
 
 
 def affine(images: UInt8[Tensor, "n c h w"], matrix: Float64[Tensor, "n 6"]) -> UInt8[Tensor, "n c h w"]:
-    """Moves pixels: (x, y) takes the pixel at (a·x + b·y + c, d·x + e·y + f), nearest, black if there is none.
+    """Move pixels: (x, y) gets the nearest pixel to (a·x + b·y + c, d·x + e·y + f), or black outside the image.
 
     As `Image.transform(size, AFFINE, (a, b, c, d, e, f))`, in the same fixed-point arithmetic; pixel centres lie at halves.
     """
@@ -36,12 +36,12 @@ def affine(images: UInt8[Tensor, "n c h w"], matrix: Float64[Tensor, "n 6"]) -> 
 
 
 def look_up(images: UInt8[Tensor, "n c h w"], table: UInt8[Tensor, "n c 256"]) -> UInt8[Tensor, "n c h w"]:
-    """Replaces every level v of a channel by `table[…, v]`."""
+    """Replace every level v of a channel by `table[…, v]`."""
     return table.gather(2, images.flatten(2).long()).view_as(images)
 
 
 def blend(base: Tensor, levels: Tensor, factor: Float64[Tensor, " n"]) -> UInt8[Tensor, "n ..."]:
-    """base + factor · (levels − base), cut to 0 … 255 and rounded down, as `Image.blend`."""
+    """base + factor · (levels − base), clipped to 0 … 255 and rounded down, as `Image.blend`."""
     factor = factor.to(torch.float32).to(levels.device).view(-1, *[1] * (levels.ndim - 1))
     base = base.to(torch.float32)
     return (base + factor * (levels.to(torch.float32) - base)).clamp_(0, 255).to(torch.uint8)
@@ -54,7 +54,7 @@ def luma(images: UInt8[Tensor, "n 3 h w"]) -> Int32[Tensor, "n 1 h w"]:
 
 
 def smooth(images: UInt8[Tensor, "n c h w"]) -> Int32[Tensor, "n c h w"]:
-    """Mean over 3x3 pixels in which the centre counts 5 of 13, rounded, as `ImageFilter.SMOOTH`; the border stays as it is."""
+    """Mean over 3x3 pixels with weight 5/13 for the centre, rounded, as `ImageFilter.SMOOTH`; the border is unchanged."""
     levels = images.int()
     if min(levels.shape[-2:]) < 3:
         return levels
@@ -129,7 +129,7 @@ def _shear(level: Tensor, *, across: bool) -> Float64[Tensor, "n 6"]:
     return _matrix(one, level if across else none, none, none if across else level, one, none)
 
 
-# A level of 0 changes nothing, or next to nothing (solarize then turns white to black). Its sign matters in the first two groups only.
+# A level of 0 changes nothing or almost nothing (solarize turns white to black). Its sign matters only in the first two groups.
 GEOMETRY: dict[str, Callable[[Tensor, int, int], Tensor]] = {
     "shear_x": lambda level, h, w: _shear(level, across=True),  # pixels across per pixel down
     "shear_y": lambda level, h, w: _shear(level, across=False),
@@ -152,11 +152,11 @@ OPERATIONS = ("identity", *GEOMETRY, *BLENDS, *TABLES)
 def operate(
     images: UInt8[Tensor, "b 3 h w"], operation: Int64[Tensor, " b"], level: Float64[Tensor, " b"]
 ) -> UInt8[Tensor, "b 3 h w"]:
-    """Each image after an operation of its own.
+    """Apply one operation to each image.
 
     Args:
         operation: index into `OPERATIONS`; on the CPU.
-        level: how much of it; on the CPU.
+        level: strength of the operation; on the CPU.
     """
     h, w = images.shape[-2:]
     out = images.clone()
@@ -169,8 +169,8 @@ def operate(
         at, table = (torch.cat(parts) for parts in zip(*maps, strict=True))
         _put(out, at, look_up(_take(images, at), table))
     for at, base in _groups(operation, BLENDS):
-        some = _take(images, at)
-        _put(out, at, blend(base(some), some, 1 + level[at]))
+        taken = _take(images, at)
+        _put(out, at, blend(base(taken), taken, 1 + level[at]))
     return out
 
 
@@ -183,7 +183,7 @@ def _put(images: Tensor, at: Tensor, made: Tensor) -> None:
 
 
 def _groups(operation: Tensor, kind: Mapping[str, Work]) -> Iterator[tuple[Int64[Tensor, " n"], Work]]:
-    """For each operation of a kind that some image gets: which images, and what does the work."""
+    """For each operation of a kind that is used: the indices of its images, and its function."""
     for name, work in kind.items():
         at = (operation == OPERATIONS.index(name)).nonzero().flatten()
         if len(at):

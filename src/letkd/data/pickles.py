@@ -1,4 +1,4 @@
-"""Reads the pickles of the official CIFAR files and runs nothing that a pickle names."""
+"""Reads the pickles of the official CIFAR files without running any code that a pickle names."""
 
 import io
 import pickle
@@ -6,24 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from letkd.data.pictures import shown
+from letkd.data.pictures import printable
 from letkd.errors import DataError
 
-MOST_READS = 4_000_000  # a CIFAR file takes less than a million
+MOST_READS = 4_000_000  # a CIFAR file needs less than a million
 
 
 class _Sealed:
-    """What a pickle may ask for by name. Having `__setstate__` keeps a pickle from setting attributes of the class itself."""
+    """Base of the classes that a pickle may name. `__setstate__` keeps a pickle from setting attributes of the class itself."""
 
     def __setstate__(self, state: Any) -> None:
-        raise ValueError("state where none belongs")
+        raise ValueError("unexpected state")
 
 
 class _Encode(_Sealed):
-    """Stands for `_codecs.encode`, by which newer pickles of old protocols write bytes.
+    """Replaces `_codecs.encode`, which newer pickles of old protocols use to write bytes.
 
     Args:
-        room: how many bytes it makes at most, over all calls: one text can be named many times.
+        room: largest number of bytes over all calls, since a pickle can refer to one text many times.
     """
 
     def __init__(self, room: int):
@@ -31,7 +31,7 @@ class _Encode(_Sealed):
 
     def __call__(self, text: str, encoding: str | bytes) -> bytes:
         if encoding not in ("latin1", b"latin1"):
-            raise ValueError(f"bytes written as {encoding!r:.40}")
+            raise ValueError(f"bytes encoded as {encoding!r:.40}")
         self.room -= len(text)
         if self.room < 0:
             raise ValueError("more bytes than the file has")
@@ -39,7 +39,7 @@ class _Encode(_Sealed):
 
 
 class _Counted(io.BytesIO):
-    """A file that ends with an error after more reads than any CIFAR file takes: every item of a pickle costs memory."""
+    """A file that raises an error after more reads than any CIFAR file needs: every item of a pickle costs memory."""
 
     left = MOST_READS
 
@@ -58,18 +58,18 @@ class _Counted(io.BytesIO):
 
 
 class _Dtype(_Sealed):
-    """Stands for `numpy.dtype`: bytes are the only numbers in a CIFAR file."""
+    """Replaces `numpy.dtype`; uint8 is the only type in a CIFAR file."""
 
     def __init__(self, kind: str | bytes, *flags: int):
         if kind not in ("u1", b"u1"):
             raise ValueError(f"numbers of type {kind!r:.40}, not bytes")
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which bytes do not have."""
+        """Ignore byte order and other settings, which do not apply to uint8."""
 
 
 class Array(_Sealed):
-    """Stands for `numpy.ndarray` and for the function that makes an empty one; the state that follows fills it."""
+    """Replaces `numpy.ndarray` and the function that creates an empty one; the state that follows fills it."""
 
     def __init__(self, *made_from: Any):
         self.values = np.empty(0, np.uint8)
@@ -85,10 +85,10 @@ _InPython: Any = pickle._Unpickler
 
 
 class Unpickler(_InPython):
-    """Reads a pickle without importing or calling anything it names: the few names a CIFAR file needs get stand-ins.
+    """Reads a pickle without importing or calling anything it names: the few names in a CIFAR file are replaced by stand-ins.
 
-    Python's own form of it, not the one in C: that makes its memo as long as the largest number a file writes there. Keys are
-    names alone, because the hash of a deeply nested tuple overflows the stack.
+    It extends the unpickler written in Python: the one in C allocates a memo of any size that a file asks for. Only text and bytes
+    may be keys, because hashing a deeply nested tuple overflows the stack.
     """
 
     STAND_INS = {  # noqa: RUF012
@@ -103,7 +103,7 @@ class Unpickler(_InPython):
         self.where, self.encode = where, _Encode(len(content))
 
     def _load_frame(self) -> None:
-        self.read(8)  # a hint for reading ahead: the items follow all the same
+        self.read(8)  # the frame's length, only a hint for reading ahead
 
     def _load_setitems(self) -> None:
         items = self.pop_mark()
@@ -129,8 +129,8 @@ class Unpickler(_InPython):
             return self.encode
         if asked not in self.STAND_INS:
             raise DataError(
-                f"{self.where} asks to load {shown(asked[:100])}, which no official CIFAR file does; it was refused and nothing was run: "
-                "use the file of the official archive"
+                f"{self.where} asks to load {printable(asked[:100])}, which no official CIFAR file does; it was refused and nothing "
+                "was run: use the file of the official archive"
             )
         return self.STAND_INS[asked]
 
@@ -146,23 +146,23 @@ class Unpickler(_InPython):
 
 
 def as_text(text: bytes | str) -> str:
-    """Python 2 pickled its strings as bytes."""
+    """Text from text or bytes; Python 2 pickled its strings as bytes."""
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else text
 
 
 def read_pickle(where: str, content: bytes) -> dict[str, Any]:
-    """The entries of a pickled dictionary that have names. Arrays come as `Array`, Python 2's strings as bytes.
+    """The entries of a pickled dictionary. Arrays are returned as `Array`, strings of Python 2 as bytes.
 
     Args:
-        where: what an error calls the file.
+        where: name of the file in error messages.
     """
     try:
         found = Unpickler(where, content).load()
     except DataError:
         raise
-    except Exception as error:  # bytes that are no pickle can fail in any way at all
+    except Exception as error:  # bytes that are not a pickle can raise any error
         raise DataError(
-            f"{where} is no readable pickle ({shown(str(error)[:200])}): it is cut short or another file; download it again"
+            f"{where} is not a readable pickle ({printable(str(error)[:200])}): it is cut short or another file; download it again"
         ) from error
     if not isinstance(found, dict):
         raise DataError(f"{where} holds a {type(found).__name__}, not the entries of a CIFAR file; download it again")

@@ -1,4 +1,4 @@
-"""One image file to RGB pixels with Pillow, and the views that are cut out of it."""
+"""Reads an image file as RGB pixels with Pillow, and crops it for evaluation."""
 
 import os
 import warnings
@@ -13,12 +13,12 @@ from torch import Tensor
 from letkd.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-# What a file is, is told by its content. Formats that Pillow hands to other programs (EPS) are not among them.
+# The format is detected from the content. Formats that Pillow passes to other programs (EPS) are not included.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
-LONGEST = 200  # times the shorter side: a strip of one pixel would be scaled to gigabytes, and shows nothing
-# EXIF's note on how the camera was held, and what makes the picture upright.
+LONGEST = 200  # times the shorter side: scaling a strip of one pixel could need gigabytes
+# EXIF tag of the camera's orientation, and the transposition that makes the picture upright.
 ORIENTATION = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -31,42 +31,42 @@ UPRIGHT = {
 }
 
 
-def shown(path: str | bytes | Path) -> str:
-    """A path as a message can print it, whatever bytes its name has: on one line, without control characters."""
+def printable(path: str | bytes | Path) -> str:
+    """A path as text for messages, whatever bytes it contains: on one line, without control characters."""
     text = os.fsdecode(path)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def read_picture(path: Path) -> Image.Image:
-    """The file's pixels in RGB; of an animation the first frame.
+    """The file's pixels in RGB; the first frame of an animation.
 
-    Grey-scale, palette, CMYK and 16-bit images become RGB of 8 bits; transparency is dropped, the colour under it stays. The
-    picture is turned upright as its EXIF orientation says. JPEGs are decoded at full size: their own fast scaling would give
-    other pixels. Pictures of more pixels than Pillow's `Image.MAX_IMAGE_PIXELS` are refused, and strips more than `LONGEST`
-    times as long as wide.
+    Grey-scale, palette, CMYK and 16-bit images are converted to 8-bit RGB; transparency is dropped, the colour under it stays. The
+    picture is turned upright according to its EXIF orientation. JPEGs are decoded at full size, because their built-in scaling
+    gives other pixels. Pictures with more pixels than Pillow's `Image.MAX_IMAGE_PIXELS` are refused, and those whose one side is
+    more than `LONGEST` times the other.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on damaged EXIF and the like
+            warnings.simplefilter("ignore")  # about damaged EXIF and similar
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as picture:
                 w, h = picture.size
                 if max(w, h) > LONGEST * min(w, h):
                     raise ValueError(f"{w}x{h} pixels: one side is more than {LONGEST} times the other")
                 return _upright(picture, _rgb(picture))
-    except Exception as error:  # bytes that are no image can fail in any way at all
+    except Exception as error:  # bytes that are not an image can raise any error
         why = error
         if isinstance(error, Image.UnidentifiedImageError):
             empty = os.path.getsize(path) == 0
-            why = "the file is empty" if empty else "it is no image of a kind that is read here"
-        raise DataError(f"{shown(path)} cannot be decoded ({shown(str(why)[:300])})") from None
+            why = "the file is empty" if empty else f"it is not an image in one of the formats {', '.join(FORMATS)}"
+        raise DataError(f"{printable(path)} cannot be decoded ({printable(str(why)[:300])})") from None
 
 
 def _upright(picture: Image.Image, pixels: Image.Image) -> Image.Image:
-    """`pixels`, turned as the EXIF of the loaded file `picture` says; damaged EXIF says nothing."""
+    """`pixels`, rotated according to the EXIF orientation of the loaded file `picture`; damaged EXIF is ignored."""
     try:
         turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF can fail in any way at all, and the pixels are whole
+    except Exception:  # damaged EXIF can raise any error, and the pixels are intact
         turn = None
     return pixels if turn is None else pixels.transpose(turn)
 
@@ -77,7 +77,7 @@ def _rgb(picture: Image.Image) -> Image.Image:
         grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if picture.mode in ("I", "F"):
-        raise ValueError("grey values of 32 bits, of which nobody knows what is white")
+        raise ValueError("grey values of 32 bits, whose value of white is unknown")
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     return picture.convert("RGB")  # a copy: the file may be closed
@@ -89,12 +89,12 @@ def default_resize(size: tuple[int, int]) -> int:
 
 
 def centred(picture: Image.Image, size: tuple[int, int], resize: int | None = None) -> Image.Image:
-    """The view of evaluation: scaled (bilinear) until it just covers `size` with a margin, then `size` from the centre.
+    """The centre crop of evaluation: scaled (bilinear) to just cover `size` with a margin, then cropped to `size`.
 
     Args:
         size: height and width.
-        resize: `min(size)` with its margin; of a square, what the picture's shorter side is scaled to. Default: 8/7 of
-            `min(size)`, and a picture that already has the size is left as it is.
+        resize: `min(size)` with the margin; for a square `size`, the length that the picture's shorter side is scaled to.
+            Default: 8/7 of `min(size)`; a picture that already has this size is returned unchanged.
     """
     h, w = size
     if resize is None:
@@ -114,10 +114,10 @@ def centred(picture: Image.Image, size: tuple[int, int], resize: int | None = No
 
 
 def as_tensor(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:
-    """Channels first."""
+    """A picture as a tensor, channels first."""
     return torch.from_numpy(np.array(picture, np.uint8)).permute(2, 0, 1)
 
 
 def as_picture(image: UInt8[Tensor, "3 h w"]) -> Image.Image:
-    """The other way round."""
+    """A tensor, channels first, as a picture."""
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

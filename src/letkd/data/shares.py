@@ -1,4 +1,4 @@
-"""Batches of which a fixed share has no label."""
+"""Batches with a fixed share of unlabelled images."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ from letkd.errors import DataError
 
 
 class Shares:
-    """Which images make up the batches of an epoch if a fixed share of each has no label.
+    """Composes the batches of an epoch from labelled and unlabelled images in a fixed ratio.
 
     Args:
-        labels: of all images, −1 for those without.
+        labels: labels of all images, −1 for those without.
         batch_size: images per batch, of both kinds.
-        share: of images without a label.
+        share: share of unlabelled images.
     """
 
     def __init__(self, labels: Int64[Tensor, " n"], batch_size: int, share: float):
         if not 0 <= share <= 1:
-            raise DataError(f"unlabelled_share is {share:g}: it is a share of each batch, from 0 to 1")
+            raise DataError(f"unlabelled_share is {share:g}: the share of each batch must be from 0 to 1")
         self.has_label = labels >= 0
         self.unlabelled = (~self.has_label).nonzero().squeeze(1)
         self.others = round(share * batch_size)
@@ -29,25 +29,25 @@ class Shares:
         self.labelled = batch_size - self.others
         if self.others and not len(self.unlabelled):
             raise DataError(
-                f"unlabelled_share is {share:g}, and every image has a label; name images without with data.unlabelled=FOLDER"
+                f"unlabelled_share is {share:g}, and every image has a label; name images without labels with data.unlabelled=FOLDER"
             )
         if self.labelled and not self.has_label.any():
             raise DataError(f"unlabelled_share is {share:g}, and no image has a label; leave it out")
 
     def batches(self, *, drop_last: bool) -> int:
-        """Batches of an epoch: one pass over the labelled images, or over the others if batches have no labelled ones."""
+        """Batches per epoch: one pass over the labelled images, or over the unlabelled ones if batches have no labelled images."""
         n, of_each = (int(self.has_label.sum()), self.labelled) if self.labelled else (len(self.unlabelled), self.others)
         return n // of_each + (not drop_last and n % of_each > 0)
 
     def order(
         self, order: Int64[Tensor, " n"], first: int, batches: int, permuted: Callable[[int, int], Tensor]
     ) -> Int64[Tensor, " m"]:
-        """Images of an epoch, batch after batch; those of the two kinds are spread evenly over a batch, so over processes too.
+        """Images of an epoch, batch after batch; both kinds are spread evenly over a batch, and therefore over processes.
 
         Args:
-            order: all images in the order of the epoch, of which the labelled ones count.
-            first: batches before this epoch.
-            permuted: `permuted(n, p)` is the order of the p-th pass over n images without a label.
+            order: all images in the order of the epoch; only the order of the labelled ones is used.
+            first: number of batches before this epoch.
+            permuted: `permuted(n, p)` is the order of the p-th pass over n unlabelled images.
         """
         labelled, n = order[self.has_label[order]], len(self.unlabelled)
         passes: dict[int, Tensor] = {}
@@ -60,6 +60,6 @@ class Shares:
                     passes[p] = permuted(n, p)
             others = [self.unlabelled[passes[i // n][i % n]] for i in at.tolist()]
             both = torch.cat([own, torch.stack(others)]) if others else own
-            place = torch.cat([(torch.arange(m) + 0.5) / max(m, 1) for m in (len(own), len(others))])
-            parts.append(both[place.argsort(stable=True)])
+            position = torch.cat([(torch.arange(m) + 0.5) / max(m, 1) for m in (len(own), len(others))])
+            parts.append(both[position.argsort(stable=True)])
         return torch.cat(parts) if parts else order[:0]

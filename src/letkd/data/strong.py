@@ -12,13 +12,13 @@ from torch import Tensor
 from letkd.data.augment import Augment
 from letkd.data.pictures import as_picture, as_tensor
 
-EACH = 2  # operations per image, the same one possibly twice
+EACH = 2  # operations per image, possibly the same one twice
 GREY = (125, 123, 114)
 LARGEST = 0.5  # side of the square, as a share of the width
 
 
 class Operation(NamedTuple):
-    """What is done to a picture, with a value that is uniform between `low` and `high`."""
+    """An operation on a picture, with a value drawn uniformly between `low` and `high`."""
 
     name: str
     low: float
@@ -27,7 +27,7 @@ class Operation(NamedTuple):
 
 
 def _moved(picture: Image.Image, *matrix: float) -> Image.Image:
-    """Each pixel (x, y) takes the nearest one at (a x + b y + c, d x + e y + f), black where there is none."""
+    """Each pixel (x, y) gets the nearest pixel to (a x + b y + c, d x + e y + f), or black outside the picture."""
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix)
 
 
@@ -55,12 +55,12 @@ def strong_view(
     values: Float64[Tensor, " n"],
     square: Float64[Tensor, "3"],
 ) -> UInt8[Tensor, "3 h w"]:
-    """The operations one after the other, then a grey square, cut off at the border.
+    """The operations in sequence, then a grey square, clipped at the border.
 
     Args:
-        operations: positions in `OPERATIONS`.
-        values: from 0 to 1, for `low` to `high` of each.
-        square: side, row and column of the centre, each from 0 to 1: of half the width, of the height, of the width.
+        operations: indices into `OPERATIONS`.
+        values: from 0 to 1, for `low` to `high` of each operation.
+        square: side, row and column of the centre, each from 0 to 1, as a share of half the width, the height and the width.
     """
     picture = as_picture(image)
     for k, value in zip(operations.tolist(), values.tolist(), strict=True):
@@ -82,7 +82,7 @@ class Strong(Augment):
     """Another augmentation, then `strong_view` with random operations: the strong view of MLKD's authors.
 
     Args:
-        first: what comes before, such as the recipe's crop and flip.
+        first: the augmentation before it, such as the recipe's crop and flip.
     """
 
     first: Augment
@@ -91,7 +91,7 @@ class Strong(Augment):
         self.first.check(h, w)
 
     def draw(self, b: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Those of `first`, then the `operations`, `values` and `square` of `strong_view`."""
+        """The draws of `first`, then `operations`, `values` and `square` of `strong_view`."""
         before = self.first.draw(b, generator)
         operations = torch.randint(len(OPERATIONS), (b, EACH), generator=generator)
         values = torch.rand(b, EACH, generator=generator, dtype=torch.float64)

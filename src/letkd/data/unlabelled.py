@@ -1,4 +1,4 @@
-"""Images without labels beside those of a data set."""
+"""Unlabelled images added to the training images of a data set."""
 
 import hashlib
 from dataclasses import replace
@@ -12,7 +12,7 @@ from letkd.data.base import AnySplit, Dataset, Reading, Split
 from letkd.data.file_split import FileSplit
 from letkd.data.images import read_images
 from letkd.data.joined import Joined
-from letkd.data.pictures import shown
+from letkd.data.pictures import printable
 from letkd.errors import DataError
 from letkd.progress import say
 
@@ -20,17 +20,17 @@ REST = "rest"
 
 
 def add_unlabelled(data: Dataset, unlabelled: str, rest: AnySplit, reading: Reading) -> Dataset:
-    """The data set with more training images, behind its own and without labels.
+    """The data set with unlabelled images after its own training images.
 
     Args:
         unlabelled: a folder or a pattern, or "rest".
-        rest: training images that the data set leaves out.
-        reading: how its own files are read.
+        rest: training images that `fraction` leaves out.
+        reading: how the data set's own files are read.
     """
     if unlabelled == REST:
         if not len(rest):
             raise DataError(
-                f'unlabelled="rest" asks for the training images of {data.name} that fraction leaves out, and it leaves out none; lower '
+                f'unlabelled="rest" means the training images of {data.name} that fraction leaves out, and it leaves out none; lower '
                 "data.fraction, or name a folder"
             )
         return replace(data, train=Joined(data.train, without_labels(rest)))
@@ -39,51 +39,53 @@ def add_unlabelled(data: Dataset, unlabelled: str, rest: AnySplit, reading: Read
         read_images(Path(unlabelled).expanduser(), sized), {"test": data.test, "validation": data.val}, unlabelled
     )
     if not len(images):
-        raise DataError(f"{shown(unlabelled)} has no images but those of the test and the validation split of {data.name}")
+        raise DataError(
+            f"all images of {printable(unlabelled)} are in the test or validation split of {data.name}; name a folder with other images"
+        )
     return replace(data, train=Joined(data.train, images))
 
 
 def without_labels(split: AnySplit) -> AnySplit:
     """The same images, all without a label."""
     if not isinstance(split, Split | FileSplit):
-        raise DataError(f"labels cannot be taken from a {type(split).__name__}")
+        raise DataError(f"labels cannot be removed from a {type(split).__name__}")
     return replace(split, labels=torch.full_like(split.labels, UNLABELLED))
 
 
-def leave_out(images: FileSplit, held: dict[str, AnySplit], where: str) -> AnySplit:
-    """Images without labels less those that are also in a split that is held out, by their bytes; a line says how many.
+def leave_out(images: FileSplit, held_out: dict[str, AnySplit], folder: str) -> AnySplit:
+    """The unlabelled images that are not also in a held-out split, compared by bytes; a message says how many are left out.
 
     Files are compared with files. For splits in memory the images are decoded, kept in memory and compared by their pixels.
 
     Args:
-        held: splits that are held out, by name.
-        where: the folder, for the line.
+        held_out: held-out splits by name.
+        folder: name of the folder, for the message.
     """
-    files = {name: split for name, split in held.items() if isinstance(split, FileSplit)}
-    pixels = {name: split for name, split in held.items() if isinstance(split, Split)}
+    files = {name: split for name, split in held_out.items() if isinstance(split, FileSplit)}
+    pixels = {name: split for name, split in held_out.items() if isinstance(split, Split)}
     found: AnySplit = images
     if files:
         known = _file_digests(list(files.values()), set(images.lengths.tolist()))
         lengths = {length for length, _ in known}
-        twice = [
+        duplicate = [
             length in lengths and (length, _digest(images.path(i))) in known for i, length in enumerate(images.lengths.tolist())
         ]
-        found = _less(images, twice, list(files), where)
+        found = _without(images, duplicate, list(files), folder)
     if pixels and isinstance(found, FileSplit):
-        decoded = found.in_memory(f"decoding {shown(where)}")
+        decoded = found.in_memory(f"decoding {printable(folder)}")
         known = {_pixels(image) for split in pixels.values() for image in split.images}
-        found = _less(decoded, [_pixels(image) in known for image in decoded.images], list(pixels), where)
+        found = _without(decoded, [_pixels(image) in known for image in decoded.images], list(pixels), folder)
     return found
 
 
-def _less(split: Split | FileSplit, twice: list[bool], names: list[str], where: str) -> Split | FileSplit:
-    if n := sum(twice):
-        say(f"{shown(where)}: {n:,} images are {' or '.join(names)} images too, by their bytes, and are left out")
-    return split.subset(~torch.tensor(twice, dtype=torch.bool)) if n else split
+def _without(split: Split | FileSplit, duplicate: list[bool], names: list[str], folder: str) -> Split | FileSplit:
+    if n := sum(duplicate):
+        say(f"{printable(folder)}: {n:,} images are also {' or '.join(names)} images (equal bytes) and are left out")
+    return split.subset(~torch.tensor(duplicate, dtype=torch.bool)) if n else split
 
 
 def _file_digests(splits: list[FileSplit], lengths: set[int]) -> set[tuple[int, bytes]]:
-    """Length and digest of the files that are as long as one of those that they are compared with."""
+    """Length and digest of the files whose length is in `lengths`."""
     return {
         (length, _digest(split.path(i)))
         for split in splits
@@ -97,7 +99,7 @@ def _digest(path: Path) -> bytes:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError:
-        return b""  # it is named when it is decoded
+        return b""  # decoding it raises an error that names it
 
 
 def _pixels(image: Tensor) -> bytes:

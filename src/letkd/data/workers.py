@@ -1,4 +1,4 @@
-"""A function called in worker processes, its results in the order of the requests."""
+"""Calls a function in worker processes and yields its results in the order of the requests."""
 
 import signal
 import warnings
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class _Calls(Dataset):
-    """What `DataLoader` takes for a data set: its indices are the requests."""
+    """A data set for `DataLoader` whose indices are the requests."""
 
     def __init__(self, function: Callable[[Any], Any]):
         self.function = function
@@ -23,26 +23,26 @@ class _Calls(Dataset):
         try:
             return self.function(request)
         except DataError as error:
-            return error  # as a value: raised, it would arrive with the worker's traceback in its message
+            return error  # returned, because DataLoader would add the worker's traceback to a raised error's message
 
 
 def in_workers(function: Callable[[Any], Result], requests: Iterable[Any], *, workers: int) -> Iterator[Result]:
-    """`function` of each request, in order, with some requests worked on ahead; a `DataError` of it is raised here.
+    """`function` of each request, in order; workers compute some results ahead. A `DataError` in a worker is raised here.
 
     Args:
-        function: must not draw random numbers of its own, so that nothing depends on which worker it runs in.
-        workers: processes; with 0 it is called here.
+        function: must not draw random numbers, so that results do not depend on the worker.
+        workers: number of processes; 0 calls it in this process.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores: the user's own choice
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores are the user's choice
         calls = DataLoader(
             _Calls(function),
             sampler=requests,
             batch_size=None,
             num_workers=workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=_leave_signals,
-            generator=torch.Generator(),  # or it would draw a number from the run's own stream
+            collate_fn=_unchanged,
+            worker_init_fn=_ignore_interrupts,
+            generator=torch.Generator(),  # otherwise it would draw from the run's random stream
         )
         results = iter(calls)
     while True:
@@ -55,18 +55,18 @@ def in_workers(function: Callable[[Any], Result], requests: Iterable[Any], *, wo
                 raise
             raise DataError(
                 f"a process that decodes images ended ({str(error).splitlines()[0]}): the machine may be short of memory or of "
-                "shared memory; try fewer with data.workers, 0 for none"
+                "shared memory; use fewer processes with data.workers, 0 for none"
             ) from error
         if isinstance(result, DataError):
             raise result
         yield result
 
 
-def _as_it_is(result: Any) -> Any:
+def _unchanged(result: Any) -> Any:
     return result
 
 
-def _leave_signals(worker: int) -> None:
-    """Ctrl-C reaches every process of the terminal; the run that started this one decides what it means."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ignore Ctrl-C, which reaches every process of the terminal, and let SIGTERM end this one: the main process handles stops."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

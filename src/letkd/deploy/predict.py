@@ -8,7 +8,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from letkd.data.pictures import SUFFIXES, as_tensor, centred, read_picture, shown
+from letkd.data.pictures import SUFFIXES, as_tensor, centred, printable, read_picture
 from letkd.deploy.runners import Runner
 from letkd.distiller.facts import Facts
 from letkd.errors import DataError
@@ -31,12 +31,12 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
     found = []
     for path in paths:
         if not path.exists():
-            raise DataError(f"there is no image or folder {shown(path)}; check the path")
+            raise DataError(f"there is no image or folder {printable(path)}; check the path")
         inside = [path]
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not inside:
-            raise DataError(f"the folder {shown(path)} has no images (files that end in {', '.join(SUFFIXES)})")
+            raise DataError(f"the folder {printable(path)} has no images (files that end in {', '.join(SUFFIXES)})")
         found += inside
     return found
 

@@ -1,1 +1,1 @@
-"""Several processes: who they are, what they tell each other, and batch normalisation over all of them."""
+"""Training in several processes: ranks, communication, and batch normalisation over all of them."""

@@ -1,4 +1,4 @@
-"""Several processes that work on one thing; with one process alone each of these does nothing, or the obvious."""
+"""Communication between the processes of a run. In a single process these functions return their input or do nothing."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
-    return dist.get_rank() if several() else 0
+    return dist.get_rank() if is_distributed() else 0
 
 
 def world() -> int:
-    return dist.get_world_size() if several() else 1
+    return dist.get_world_size() if is_distributed() else 1
 
 
 def rows_of_all(rows: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their ranks; as many in each."""
-    if not several():
+    """The rows of all processes, in the order of their ranks. Every process must have the same number of rows."""
+    if not is_distributed():
         return rows
     parts = [torch.empty_like(rows) for _ in range(world())]
     dist.all_gather(parts, rows.contiguous())
@@ -29,8 +29,8 @@ def rows_of_all(rows: Tensor) -> Tensor:
 
 
 def objects_of_all(value: Any) -> list[Any]:
-    """What each process holds, in the order of their ranks; sizes may differ."""
-    if not several():
+    """The value of each process, in the order of their ranks; sizes may differ."""
+    if not is_distributed():
         return [value]
     values: list[Any] = [None] * world()
     dist.all_gather_object(values, value)
@@ -38,8 +38,8 @@ def objects_of_all(value: Any) -> list[Any]:
 
 
 def from_first(value: Any) -> Any:
-    """What the first process holds."""
-    if not several():
+    """The value of the first process."""
+    if not is_distributed():
         return value
     values = [value if rank() == 0 else None]
     dist.broadcast_object_list(values, src=0)
@@ -47,14 +47,14 @@ def from_first(value: Any) -> Any:
 
 
 def sum_of_all(values: Tensor) -> Tensor:
-    """The sum over all processes, in each of them; without gradients."""
-    if several():
+    """The sum over all processes, returned in each of them; without gradients."""
+    if is_distributed():
         values = values.clone()
         dist.all_reduce(values)
     return values
 
 
 def wait_for_all() -> None:
-    """Nobody goes on before everybody is here."""
-    if several():
+    """Block until every process has called this."""
+    if is_distributed():
         dist.barrier()

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all processes together: what one process would do with the global batch."""
+"""Batch normalisation over the batches of all processes: the same as one process with the global batch."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from letkd.distributed.processes import several
+from letkd.distributed.processes import is_distributed
 
 
 class _Sum(torch.autograd.Function):
-    """Σ over processes. What one process adds reaches all their losses, so its gradient is the sum of theirs."""
+    """Σ over processes. Each process's input affects all losses, so its gradient is the sum of all processes' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -26,15 +26,15 @@ class _Sum(torch.autograd.Function):
 
 
 class _Synced(nn.modules.batchnorm._BatchNorm):
-    """Mixed into a BN: in training its mean and variance are those of all processes' pixels. torch's own is for GPUs alone."""
+    """Mix-in for BN: in training, mean and variance are taken over the pixels of all processes. torch's own supports GPUs only."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and several()):
+        if not (self.training and is_distributed()):
             return super().forward(input)
         dims = [0, *range(2, input.ndim)]
         x = input.to(torch.promote_types(input.dtype, torch.float32))
-        own = x.new_tensor([x.numel() / x.shape[1]])
-        sums = _Sum.apply(torch.cat([x.sum(dim=dims), own]))
+        count = x.new_tensor([x.numel() / x.shape[1]])
+        sums = _Sum.apply(torch.cat([x.sum(dim=dims), count]))
         n, mean = sums[-1], sums[:-1] / sums[-1]
         wide = (1, -1, *(1,) * (x.ndim - 2))
         centred = x - mean.reshape(wide)
@@ -67,14 +67,14 @@ SYNCED = {nn.BatchNorm1d: SyncedBatchNorm1d, nn.BatchNorm2d: SyncedBatchNorm2d}
 
 
 def sync_batch_norms(module: nn.Module) -> None:
-    """Make every BN of a module a synced one, in place: names, weights and statistics stay."""
+    """Replace every BN of a module by a synchronised one, in place; names, weights and statistics stay."""
     for child in module.modules():
         if type(child) in SYNCED:
             child.__class__ = SYNCED[type(child)]
 
 
 def unsync_batch_norms(module: nn.Module) -> None:
-    """Take `sync_batch_norms` back."""
+    """Undo `sync_batch_norms`."""
     plain = {synced: bn for bn, synced in SYNCED.items()}
     for child in module.modules():
         if type(child) in plain:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.nn.functional import all_reduce
 
-from letkd.distributed.processes import several
+from letkd.distributed.processes import is_distributed
 from letkd.distributed.sync_bn import SyncedBatchNorm2d
 from letkd.errors import DataError
 from letkd.functional import pixels
@@ -101,7 +101,7 @@ def bn_affine(
 
 def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
     """Mean [d], covariance [d d] (divided by n) and number n of the rows, of this process or of all."""
-    of_all, n, total = of_all and several(), float(len(x)), x.sum(dim=0)
+    of_all, n, total = of_all and is_distributed(), float(len(x)), x.sum(dim=0)
     if of_all:
         sums = all_reduce(torch.cat([total, total.new_tensor([n])]))
         total, n = sums[:-1], float(sums[-1])

@@ -1,4 +1,4 @@
-"""The registry of the zoo, and `create_model`: a network by its zoo name, or a user's own by the name of a callable."""
+"""The model zoo's registry, and `create_model`, which builds a network from its zoo name or from a user's callable."""
 
 import hashlib
 import importlib
@@ -23,7 +23,7 @@ from letkd.progress import say
 def _check(name: str, build: Any) -> None:
     if getattr(build, "__name__", None) != name:
         raise LetkdError(
-            f"its entry point is named {name!r} and the function {getattr(build, '__name__', build)!r}; use one name"
+            f"its entry point is named {name!r} but the function {getattr(build, '__name__', build)!r}; give both the same name"
         )
 
 
@@ -33,7 +33,7 @@ Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
 
 def register_model(build: Build) -> Build:
-    """Put a function `build(num_classes=...)` into the zoo under its own name."""
+    """Add a function `build(num_classes=...)` to the zoo under its own name."""
     MODELS.add(build.__name__, build)
     return build
 
@@ -46,18 +46,18 @@ def list_models() -> list[str]:
 def create_model(
     name: str, *, num_classes: int, weights: str | Path | None = None, new_head: bool = False, headless: bool = False
 ) -> nn.Module:
-    """Build a network of the zoo, or a user's own.
+    """Build a network from the zoo, from another library or from your own code.
 
     Args:
         name: a zoo name; `timm:NAME`, `torchvision:NAME` or `transformers:NAME` (see `letkd.models.extras`); or
             `package.module:callable` or `path/to/file.py:callable` for a model of your own. The callable returns an
-            `nn.Module`; it is given `num_classes` if its signature takes it, and nothing else.
-        num_classes: how many logits the network gives.
-        weights: a file to load, as `load_weights` reads it; or, for transformers, a folder that `save_pretrained` wrote; or `own` for
-            a callable that loads its own weights, and for `transformers:FOLDER`. Without it the network is freshly initialised.
-        new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a line names it.
-        headless: accept weights without a classifier, as released backbones are. The network then has none: it returns the features, and
-            its `num_classes` is 0.
+            `nn.Module`; its only argument is `num_classes`, if its signature accepts it.
+        num_classes: number of logits.
+        weights: a file to load, as `load_weights` reads it; or, for transformers, a folder written by `save_pretrained`; or `own` for
+            a callable that loads its own weights, and for `transformers:FOLDER`. If omitted, the network is freshly initialised.
+        new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a message names it.
+        headless: accept weights without a classifier, such as released backbones. The network then has no classifier either: it
+            returns the features, and its `num_classes` is 0.
 
     Examples:
         >>> model = create_model("resnet20", num_classes=100)
@@ -65,12 +65,12 @@ def create_model(
         278324
     """
     if num_classes < 1:
-        raise LetkdError(f"num_classes={num_classes} was asked for; a classifier needs at least 1 class")
+        raise LetkdError(f"num_classes={num_classes}: a classifier needs at least 1 class")
     if weights is not None and (folder := pretrained_folder(name, weights)) is not None:
         return load_pretrained(folder, num_classes, new_head=new_head, headless=headless)
     if str(weights) == OWN and not is_code(name):
         raise LetkdError(
-            f"the weights of {name!r} were said to be its own, and it brings none; name a file, or a callable of yours that loads them"
+            f"weights=own was given for {name!r}, which does not load weights itself; name a file, or your own callable that loads them"
         )
     if name in MODELS:
         model = MODELS[name](num_classes=num_classes)
@@ -82,25 +82,25 @@ def create_model(
     else:
         raise LetkdError(
             f"there is no model {name!r} in the zoo; nearest: {nearest(name, MODELS)}; "
-            f"name one of another library as {', '.join(f'{library}:NAME' for library in EXTRAS)}, "
-            "one of your own as package.module:callable or path/to/file.py:callable"
+            f"name a model of another library as {', '.join(f'{library}:NAME' for library in EXTRAS)}, "
+            "your own as package.module:callable or path/to/file.py:callable"
         )
     if weights is not None and str(weights) != OWN:
         if headless and (left_out := leave_out_head(model, weights, num_classes)):
-            say(f"{weights}: has no {', '.join(left_out)}, so that {name} is a backbone without a classifier")
+            say(f"{weights}: has no {', '.join(left_out)}, so {name} is a backbone without a classifier")
         load_weights(model, weights, num_classes=num_classes if new_head else None)
     return model
 
 
 def is_code(name: str) -> bool:
-    """Whether `create_model` would run code of the user's own for this name: a callable in a file or package."""
+    """Whether `create_model` would run the user's own code for this name: a callable in a file or package."""
     return name not in MODELS and ":" in name and name.partition(":")[0] not in EXTRAS
 
 
 def _create_own(name: str, num_classes: int) -> nn.Module:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
-        raise LetkdError(f"{name!r} names no callable; write package.module:callable or path/to/file.py:callable")
+        raise LetkdError(f"{name!r} does not name a callable; write package.module:callable or path/to/file.py:callable")
     module = _import_file(Path(source).expanduser()) if source.endswith(".py") else _import_package(source)
     try:
         build = getattr(module, attribute)
@@ -108,7 +108,7 @@ def _create_own(name: str, num_classes: int) -> nn.Module:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise LetkdError(f"{source} has no {attribute!r}; nearest: {nearest(attribute, names)}") from None
     if isinstance(build, nn.Module):
-        raise LetkdError(f"{name!r} is a model already, the same one each time; name a function or class that builds it")
+        raise LetkdError(f"{name!r} is a model, and a function or class that builds a new model is needed; name one")
     if not callable(build):
         raise LetkdError(
             f"{name!r} is a {type(build).__name__} and cannot be called; name a function or class that builds a model"
@@ -136,7 +136,7 @@ def _takes_num_classes(build: Callable) -> bool:
 
 
 def _import_package(source: str) -> ModuleType:
-    # The command that pip installs does not look into the current folder, where a model of one's own often lies.
+    # The command that pip installs does not search the current folder, which often contains the user's model.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -156,8 +156,8 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LetkdError(f"there is no file {path}; name your own model as path/to/file.py:callable")
     source = path.read_bytes()
-    # One name for each path and content: asked for twice, a file gives the same classes (so they pickle and compare); an
-    # edited file is read anew; and two files of the same name, or one named like a package, never meet.
+    # One module name per path and content: importing a file twice gives the same classes (so they pickle and compare), an
+    # edited file is imported again, and files of the same name, or named like a package, do not collide.
     digest = hashlib.sha256(bytes(path.resolve()) + b"\0" + source).hexdigest()
     unique = f"letkd_own_model_{digest[:16]}"
     if unique in sys.modules:
@@ -168,7 +168,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
     try:
-        # Compiled here and not by the spec's loader, whose cached bytecode can be older than what was just read.
+        # Compiled here and not by the spec's loader, whose cached bytecode can be older than the source.
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[unique]

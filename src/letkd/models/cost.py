@@ -1,4 +1,4 @@
-"""What a network costs: parameters, and multiply-accumulates of one forward."""
+"""Cost of a network: parameters, and multiply-accumulates per forward pass."""
 
 from torch import Tensor, nn
 from torch.backends import mha
@@ -9,20 +9,20 @@ from letkd.taps import Taps, run_once
 
 
 def parameters(model: nn.Module) -> int:
-    """How many parameters a network has; shared ones count once."""
+    """Number of parameters of a network; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def macs(model: nn.Module, example: Tensor) -> int:
-    """Multiply-accumulates of the convolutions and matrix products in one forward; biases, norms and activations do not count.
+    """Multiply-accumulates of the convolutions and matrix products in one forward pass, without biases, norms and activations.
 
     Args:
-        model: run in eval mode, and left as it was. Parameters on the `meta` device will do.
+        model: run in eval mode; its mode is restored. Parameters may be on the `meta` device.
         example: the input `[b 3 H W]`, on the model's device; the count is for all b images.
     """
     counter = FlopCounterMode(display=False)
     fused = mha.get_fastpath_enabled()
-    # Attention in one fused operation is not among what the counter knows: it would count nothing.
+    # The counter does not know fused attention and would count 0 for it.
     mha.set_fastpath_enabled(False)
     try:
         with counter, sdpa_kernel(SDPBackend.MATH):

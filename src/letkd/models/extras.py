@@ -1,8 +1,8 @@
-"""Networks of other libraries, where they are installed: `timm:NAME`, `torchvision:NAME`, `transformers:NAME`.
+"""Networks of other installed libraries: `timm:NAME`, `torchvision:NAME`, `transformers:NAME`.
 
-Only the architecture comes from there, freshly initialised: nothing is downloaded, and weights are a file like everybody's. A folder
-that transformers' `save_pretrained` wrote is loaded by transformers itself (`letkd.models.pretrained`), since the names on disk
-are not always those in memory.
+Only the architecture comes from the library, freshly initialised: nothing is downloaded, and weights are loaded from a file as for any
+network. A folder written by transformers' `save_pretrained` is loaded by transformers itself (`letkd.models.pretrained`), because the
+names on disk can differ from those in memory.
 """
 
 import importlib
@@ -18,13 +18,13 @@ from letkd.errors import LetkdError, nearest
 
 
 def create_extra(library: str, name: str, num_classes: int) -> nn.Module:
-    """A network of one of `EXTRAS`.
+    """Build a network of another library.
 
     Args:
         library: a key of `EXTRAS`.
-        name: as the library has it. transformers: a configuration class (`ResNetConfig`), a folder with a `config.json`, or a
-            name of its hub whose configuration is in the local cache.
-        num_classes: how many logits the network gives.
+        name: the library's name for it. transformers: a configuration class (`ResNetConfig`), a folder with a `config.json`, or a
+            hub name whose configuration is in the local cache.
+        num_classes: number of logits.
     """
     module = import_library(library, f"{library}:{name}")
     try:
@@ -36,12 +36,12 @@ def create_extra(library: str, name: str, num_classes: int) -> nn.Module:
 
 
 def import_library(library: str, asked: str) -> ModuleType:
-    """The library, or a sentence that says how to install it."""
+    """Import a library, or raise an error that says how to install it."""
     if importlib.util.find_spec(library) is None:
         raise LetkdError(f"{asked} needs {library}, which is not installed: pip install 'letkd[{library}]'")
     try:
         return importlib.import_module(library)
-    except Exception as error:  # torchvision beside a torch that it was not built for fails with a RuntimeError
+    except Exception as error:  # torchvision raises a RuntimeError with a torch that it was not built for
         raise LetkdError(
             f"{asked} needs {library}, which is installed but cannot be imported ({reason(error)}); install a torch and "
             "torchvision that were built for each other, from the same index"
@@ -55,14 +55,14 @@ def _timm(timm: Any, name: str, num_classes: int) -> nn.Module:
 
 
 def _torchvision(torchvision: Any, name: str, num_classes: int) -> nn.Module:
-    known = torchvision.models.list_models(module=torchvision.models)  # classifiers: no detection, no segmentation
+    known = torchvision.models.list_models(module=torchvision.models)  # classifiers only, no detection or segmentation
     if name not in known:
         raise LetkdError(f"torchvision has no classifier {name!r}; nearest: {nearest(name, known)}")
     return torchvision.models.get_model(name, weights=None, num_classes=num_classes)
 
 
 def facts_of_network(model: nn.Module) -> dict[str, Any]:
-    """`mean`, `std` and `size` that a network of timm was trained with, by its `pretrained_cfg`; nothing for others."""
+    """`mean`, `std` and `size` that a timm network was trained with, from its `pretrained_cfg`; {} for other networks."""
     table = getattr(model, "pretrained_cfg", None)
     if not isinstance(table, Mapping):
         return {}
@@ -84,19 +84,19 @@ def _configuration(transformers: Any, name: str, num_classes: int) -> Any:
             raise LetkdError(f"transformers has no configuration {name!r}; nearest: {nearest(name, known)}")
         return configuration(num_labels=num_classes)
     try:
-        where = str(folder) if folder.is_dir() else name
+        source = str(folder) if folder.is_dir() else name
         return transformers.AutoConfig.from_pretrained(
-            where, num_labels=num_classes, local_files_only=True, trust_remote_code=False
+            source, num_labels=num_classes, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise LetkdError(
-            f"transformers:{name} is no configuration class, no folder with a config.json, and not in the local cache; nothing is "
+            f"transformers:{name} is neither a configuration class, nor a folder with a config.json, nor in the local cache; nothing is "
             "downloaded: name one of these, as in transformers:ResNetConfig or transformers:path/to/folder"
         ) from error
 
 
 def reason(error: BaseException) -> str:
-    """An error's kind and the first line of what it says."""
+    """An error's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

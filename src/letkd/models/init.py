@@ -1,4 +1,4 @@
-"""How the convolutional families of the zoo start, where it is not as PyTorch would."""
+"""Initialisations of the zoo's convolutional families that differ from PyTorch's defaults."""
 
 from torch import nn
 

@@ -14,7 +14,7 @@ BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)]
 
 
 def separable(d_in: int, d_out: int, *, stride: int) -> nn.Sequential:
-    """relu(BN(1x1(relu(BN(3x3 of each channel by itself)))))."""
+    """relu(BN(1x1(relu(BN(depthwise 3x3)))))."""
     return nn.Sequential(
         nn.Conv2d(d_in, d_in, 3, stride=stride, padding=1, groups=d_in, bias=False),
         nn.BatchNorm2d(d_in),
@@ -26,12 +26,12 @@ def separable(d_in: int, d_out: int, *, stride: int) -> nn.Sequential:
 
 
 class MobileNetV1(nn.Module):
-    """MobileNetV1 of width 1 for images of any size from 32x32 on.
+    """MobileNetV1 of width 1 for images of at least 32x32 pixels.
 
-    A stage ends where the next block halves the map; the first, at half the input's size, counts as part of the stem.
+    A stage ends before a block that halves the map; the blocks at half the input's size count as part of the stem.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 224, 224)

@@ -1,4 +1,4 @@
-"""MobileNetV2 (Sandler et al. 2018): of half width for small images, and of width 1 for ImageNet with torchvision's names."""
+"""MobileNetV2 (Sandler et al. 2018): half width for small images; width 1 for ImageNet, named as in torchvision."""
 
 import torch
 from jaxtyping import Float
@@ -15,16 +15,16 @@ ROWS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1
 
 
 def depthwise(d: int, *, stride: int) -> nn.Conv2d:
-    """3x3 convolution of each channel by itself, without bias."""
+    """Depthwise 3x3 convolution without bias."""
     return nn.Conv2d(d, d, 3, stride=stride, padding=1, groups=d, bias=False)
 
 
 class InvertedResidual(nn.Module):
-    """conv(x), added to x where the shape stays. No activation follows.
+    """x + conv(x) if the shape is unchanged, else conv(x). No activation follows.
 
     Args:
-        conv: a narrow map to a wide one to a narrow one.
-        skip: whether to add.
+        conv: widens the map and narrows it again.
+        skip: whether to add x.
     """
 
     def __init__(self, conv: nn.Sequential, *, skip: bool):
@@ -37,13 +37,13 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2Half(nn.Module):
-    """MobileNetV2 of width 0.5 with ReLU, for images of any size from 16x16 on: the field's `mobile_half`.
+    """MobileNetV2 of width 0.5 with ReLU, for images of at least 16x16 pixels: the field's `mobile_half`.
 
-    The map is halved at the stem and at three rows of blocks, and every block widens its input first, also the one that widens
-    it by 1.
+    The stem and three rows of blocks halve the map. Every block has the convolution that widens its input, even if the factor
+    is 1.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)
@@ -96,12 +96,12 @@ def _half_block(d_in: int, d_out: int, *, t: int, stride: int) -> InvertedResidu
 
 
 class MobileNetV2(nn.Module):
-    """MobileNetV2 of width 1 with ReLU6, for images of any size from 32x32 on.
+    """MobileNetV2 of width 1 with ReLU6, for images of at least 32x32 pixels.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
 
-    A fifth of the pooled features is dropped in training, as in torchvision; the role `pooled` is what is left.
+    In training a fifth of the pooled features is dropped, as in torchvision; the role `pooled` is read after this dropout.
     """
 
     input_size = (3, 224, 224)
@@ -149,7 +149,7 @@ def _block(d_in: int, d_out: int, *, t: int, stride: int) -> InvertedResidual:
 
 
 def _stage_taps(*stages: Tap) -> dict[str, Tap]:
-    """What a stage gives has no activation, so that it is also its map before one."""
+    """A stage's output has no activation, so it is also its map before the activation."""
     both = {}
     for i, tap in enumerate(stages, start=1):
         both[f"stage{i}"] = both[f"stage{i}.preact"] = tap

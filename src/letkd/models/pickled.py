@@ -1,4 +1,4 @@
-"""What a `.pth` file would make torch build, looked at before it is loaded: sizes, and tuples that would crash the interpreter."""
+"""Checks of a `.pth` file before torch loads it: record sizes, and nested tuples that would crash the interpreter."""
 
 import io
 import pickletools
@@ -9,22 +9,21 @@ import torch
 
 from letkd.errors import CheckpointError
 
-DEEPEST = 50  # tuples in tuples; a state dict has two or three
-LARGEST_TUPLE = 1_000_000  # parts of a tuple, with the parts of its parts
-LARGEST_PICKLE = 2**28  # bytes; a state dict's, without its values, has some hundred per tensor
-LEGACY_PICKLES = 5  # of a file without zip: magic number, version, system, content, names of what follows
+DEEPEST = 50  # nesting of tuples; a state dict has two or three levels
+LARGEST_TUPLE = 1_000_000  # elements of a tuple, nested ones included
+LARGEST_PICKLE = 2**28  # bytes; the pickle of a state dict, without values, has a few hundred per tensor
+LEGACY_PICKLES = 5  # in a file that is not a zip: magic number, version, system, content, storage keys
 ZIP = b"PK\x03\x04"
 
-_Tree = tuple[int, int]  # depth and size of a tuple; (0, 1) of anything else, at which hashing and comparing end
+_Tree = tuple[int, int]  # depth and size of a tuple; (0, 1) for anything else
 _LEAF: _Tree = (0, 1)
 
 
 def check_pickle(path: Path) -> None:
-    """Refuse a file of `torch.save` that would end the process, or fill the memory, while torch reads it.
+    """Refuse a file of `torch.save` that would crash the process, or fill the memory, while torch reads it.
 
-    Python hashes and frees tuples by recursion in C, so that a dict's key of a million nested tuples overflows the stack, and one that
-    holds the tuple below it twice, sixty levels deep, is hashed for ever. torch writes records without compression, so that none is
-    larger than its file.
+    Python hashes and frees tuples recursively in C: a dict key of a million nested tuples overflows the stack, and hashing a tuple that
+    contains the next one twice, sixty levels deep, never ends. torch writes records uncompressed, so no record is larger than its file.
     """
     with path.open("rb") as file:
         if file.read(4) != ZIP:
@@ -36,7 +35,7 @@ def check_pickle(path: Path) -> None:
     for record in reader.get_all_records():
         if reader.get_record_size(record) > (min(size, LARGEST_PICKLE) if record == "data.pkl" else size):
             raise CheckpointError(
-                f"{path} is no weights file: its part {record!r:.60} unpacks to more than the file; get it again"
+                f"{path} is not a weights file: its part {record!r:.60} unpacks to more than the file; get it again"
             )
     if reader.has_record("data.pkl"):
         check_stream(io.BytesIO(reader.get_record("data.pkl")), path)
@@ -48,12 +47,12 @@ def _check_legacy(file: Any, path: Path) -> None:
             check_stream(file, path)
         except CheckpointError:
             raise
-        except Exception:  # no pickle: values follow, or it is another kind of file, and torch will say so
+        except Exception:  # not a pickle: tensor values follow, or another kind of file, which torch reports
             return
 
 
 def check_stream(stream: Any, path: object) -> None:
-    """Follow one pickle without building anything. CheckpointError if it nests tuples too deeply, ValueError if it is no pickle."""
+    """Trace one pickle without building objects. CheckpointError if it nests tuples too deeply, ValueError if it is not a pickle."""
     stack: list[_Tree | None] = []  # None is a mark
     memo: dict[Any, _Tree] = {}
     for opcode, argument, _ in pickletools.genops(stream):
@@ -74,14 +73,14 @@ def check_stream(stream: Any, path: object) -> None:
                 tree = 1 + max((part[0] for part in parts), default=0), 1 + sum(part[1] for part in parts)
                 if tree[0] > DEEPEST or tree[1] > LARGEST_TUPLE:
                     raise CheckpointError(
-                        f"{path} nests tuples {tree[0]} deep, {tree[1]} parts in all, which no state dict does; "
+                        f"{path} nests tuples {tree[0]} deep, {tree[1]} elements in all, which no state dict does; "
                         "it was not read: get it again, or save a plain state dict"
                     )
             stack += [tree] * len(opcode.stack_after)
 
 
 def _taken(opcode: Any, stack: list[_Tree | None]) -> list[_Tree]:
-    """What an opcode takes from the stack: all above the last mark, or so many as it names."""
+    """Pop an opcode's arguments from the stack: everything above the last mark, or a fixed number."""
     taken: list[_Tree] = []
     before = opcode.stack_before
     if pickletools.markobject in before:

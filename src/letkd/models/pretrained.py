@@ -1,6 +1,6 @@
-"""Folders that transformers' `save_pretrained` wrote: configuration, weights as safetensors, and how images are fed.
+"""Folders written by transformers' `save_pretrained`: configuration, weights as safetensors, and image preprocessing.
 
-transformers loads them itself, from this disk alone: no download, no pickle, no code of the folder's own.
+transformers loads them itself, from the local disk only: no download, no pickle, no code from the folder.
 """
 
 import json
@@ -16,7 +16,7 @@ from letkd.models.extras import import_library, reason
 from letkd.progress import say
 
 PREFIX = "transformers:"
-OWN = "own"  # in the place of a weights file: the network brings its weights itself
+OWN = "own"  # instead of a weights file: the network loads its weights itself
 LARGEST_JSON = 10_000_000  # bytes
 
 
@@ -36,12 +36,12 @@ def pretrained_folder(name: str, weights: str | Path) -> Path | None:
 
 
 def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False, headless: bool = False) -> nn.Module:
-    """The classifier in a folder, every weight from there.
+    """Load the classifier in a folder; every weight comes from the folder.
 
     Args:
-        num_classes: how many logits it must give.
-        new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a line names it.
-        headless: accept weights without a classifier; the network then is the backbone alone, and its `num_classes` is 0.
+        num_classes: number of logits of the network.
+        new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a message names it.
+        headless: accept weights without a classifier; the network is then only the backbone, and its `num_classes` is 0.
     """
     _refuse_what_runs_code(folder)
     transformers: Any = import_library("transformers", f"{PREFIX}{folder}")
@@ -54,26 +54,26 @@ def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False, h
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # told below, and refused
+            ignore_mismatched_sizes=True,  # reported below with a message of our own
             output_loading_info=True,
         )
     except Exception as error:
         raise CheckpointError(
             f"transformers could not load a classifier from {folder}: {reason(error)}; it must hold a config.json and weights as "
-            ".safetensors (pickled weights are not read, and no code of the folder is run)"
+            ".safetensors (pickled weights are not read, and no code from the folder is run)"
         ) from error
     other = {key: tuple(shapes) for key, *shapes in report["mismatched_keys"]}
     fresh = sorted({*report["missing_keys"], *other})
     heads = {key.rpartition(".")[0] for key in other if _is_head(other[key], num_classes)}
     if fresh and new_head and {key.rpartition(".")[0] for key in fresh} == heads:
-        say(f"{folder}: its {', '.join(sorted(heads))} has other classes and is trained from the start")
+        say(f"{folder}: its {', '.join(sorted(heads))} has other classes and is trained from scratch")
     elif fresh:
-        shown = ", ".join(
+        listed = ", ".join(
             f"{key} {list(other[key][0])} for {list(other[key][1])}" if key in other else key for key in fresh[:4]
         )
         raise CheckpointError(
             f"{folder} does not fit {type(model).__name__} with {num_classes} classes: {len(fresh)} weights are missing or of another "
-            f"shape ({shown}{', …' if len(fresh) > 4 else ''}); use a checkpoint of a classifier with the same classes"
+            f"shape ({listed}{', …' if len(fresh) > 4 else ''}); use a checkpoint of a classifier with the same classes"
         )
     if report["unexpected_keys"]:
         say(
@@ -83,19 +83,19 @@ def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False, h
 
 
 def _has_classifier(transformers: Any, folder: Path) -> bool:
-    """Whether the folder's weights are those of an image classifier: known as such to transformers, with a classifier among its keys."""
+    """Whether the folder holds an image classifier: transformers knows it as one, and its keys include a classifier."""
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         known = type(config) in transformers.AutoModelForImageClassification._model_mapping.keys()  # noqa: SIM118
         keys = [key for file in folder.glob("*.safetensors") for key in _keys(file)]
-    except Exception:  # what cannot be read gets its sentence when it is loaded
+    except Exception:  # loading it raises the error message
         return True
     return known and (not keys or any("classifier" in key or key.startswith("fc.") for key in keys))
 
 
-def _keys(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as held:
-        return list(held.keys())
+def _keys(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
 
 
 def _load_backbone(transformers: Any, folder: Path) -> nn.Module:
@@ -111,13 +111,13 @@ def _load_backbone(transformers: Any, folder: Path) -> nn.Module:
             f"{folder} does not fit {type(model).__name__}: {len(report['missing_keys'])} weights are missing "
             f"({', '.join(sorted(report['missing_keys'])[:4])}); get it again"
         )
-    say(f"{folder}: has no classifier, so that {type(model).__name__} is a backbone")
+    say(f"{folder}: has no classifier, so {type(model).__name__} is a backbone")
     model.num_classes = 0
     return model
 
 
 def facts_of_weights(name: str, weights: str | Path) -> dict[str, Any]:
-    """What a folder of transformers says: `num_classes`, `classes`, `mean`, `std`, `size`, as far as it does; {} for anything else."""
+    """`num_classes`, `classes`, `mean`, `std` and `size` from a transformers folder, if it has them; {} for anything else."""
     folder = pretrained_folder(name, weights)
     if folder is None:
         return {}
@@ -129,11 +129,11 @@ def facts_of_weights(name: str, weights: str | Path) -> dict[str, Any]:
         names = [labels.get(str(k)) for k in range(len(labels))]
         if names != [f"LABEL_{k}" for k in range(len(labels))]:
             found["classes"] = names
-    return found | _fed(_read_json(folder / "preprocessor_config.json"))
+    return found | _preprocessing(_read_json(folder / "preprocessor_config.json"))
 
 
-def _fed(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Normalisation, where 0 is black and 1 is white, and size, from a `preprocessor_config.json`."""
+def _preprocessing(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Normalisation (0 is black, 1 is white) and image size from a `preprocessor_config.json`."""
     if not table:
         return {}
     unit = 255 * table.get("rescale_factor", 1 / 255) if table.get("do_rescale", True) else 255.0
@@ -145,7 +145,7 @@ def _fed(table: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {"mean": [float(m) / unit for m in mean], "std": [float(s) / unit for s in std]}
     except (TypeError, ValueError, ZeroDivisionError):
         raise CheckpointError(
-            "a preprocessor_config.json holds a normalisation that is no list of numbers; get it again"
+            "the normalisation in a preprocessor_config.json is not a list of numbers; get the file again"
         ) from None
     return found | ({"size": size} if size else {})
 
@@ -158,13 +158,13 @@ def _side(size: Any) -> list[int] | None:
 
 
 def _is_head(shapes: tuple[Any, ...], num_classes: int) -> bool:
-    """Whether a weight differs in its number of classes alone: the file's shape, then the model's."""
-    there, here = (tuple(shape) for shape in shapes)
-    return here[0] == num_classes and there[1:] == here[1:]
+    """Whether the two shapes of a weight, the file's and the model's, differ only in the number of classes."""
+    in_file, in_model = (tuple(shape) for shape in shapes)
+    return in_model[0] == num_classes and in_file[1:] == in_model[1:]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON table; empty if there is no such file."""
+    """A JSON object; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -174,14 +174,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; get it again") from None
     if not isinstance(table, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no table; get it again")
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object; get it again")
     return table
 
 
 def _refuse_what_runs_code(folder: Path) -> None:
-    """Refuse what makes transformers fetch or run more than its own code: hub kernels, quantisers, adapters."""
+    """Refuse settings that make transformers fetch or run code other than its own: hub kernels, quantisers, adapters."""
     if (folder / "adapter_config.json").exists():
-        raise CheckpointError(f"{folder} holds an adapter, which is not loaded; merge it into its network and save that")
+        raise CheckpointError(f"{folder} holds an adapter, which cannot be loaded; merge it into its network and save that")
     for key, value in _entries(_read_json(folder / "config.json")):
         if key == "quantization_config" or ("attn_implementation" in key and "/" in str(value)):
             raise CheckpointError(

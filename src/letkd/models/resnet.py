@@ -25,7 +25,7 @@ def conv3x3(d_in: int, d_out: int, *, stride: int = 1) -> nn.Conv2d:
 
 
 def projection(d_in: int, d_out: int, *, stride: int) -> nn.Module:
-    """Shortcut past a block: 1x1-BN where the shape changes and nothing elsewhere."""
+    """Shortcut of a block: 1x1 convolution and BN if the shape changes, else the identity."""
     if stride == 1 and d_in == d_out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(d_in, d_out, 1, stride=stride, bias=False), nn.BatchNorm2d(d_out))
@@ -34,11 +34,11 @@ def projection(d_in: int, d_out: int, *, stride: int) -> nn.Module:
 class BasicBlock(nn.Module):
     """relu(BN(3x3(relu(BN(3x3(x))))) + shortcut(x)).
 
-    The two ReLUs are two modules, neither in place: the sum before the last one can be read as the input of `relu2`.
+    The two ReLUs are separate modules, neither in place: the sum before the last one can be read as the input of `relu2`.
 
     Args:
-        d_in: channels that come in.
-        d_out: channels that go out.
+        d_in: input channels.
+        d_out: output channels.
         stride: of the first convolution and of the shortcut.
     """
 
@@ -62,18 +62,18 @@ class BasicBlock(nn.Module):
 
 
 def stage(block: Block, d_in: int, d_out: int, *, n: int, stride: int) -> nn.Sequential:
-    """`n` blocks, of which the first changes width and size."""
+    """`n` blocks; the first changes width and size."""
     return nn.Sequential(block(d_in, d_out, stride=stride), *(block(d_out, d_out, stride=1) for _ in range(n - 1)))
 
 
 def layer_taps(
     stem: Tap, layers: Sequence[nn.Sequential], widths: Sequence[int], strides: Sequence[int], *, classifier: str
 ) -> dict[str, Tap]:
-    """Role table of a network whose stages `layer1`, `layer2`, … are rows of residual blocks that end in a ReLU.
+    """Role table of a network whose stages `layer1`, `layer2`, … are sequences of residual blocks that end in a ReLU.
 
     Args:
-        stem: what the first stage takes in.
-        layers: the stages; their blocks say by `last_relu` which module takes the sum and by `conv3x3` which is the 3x3.
+        stem: the input of the first stage.
+        layers: the stages; `last_relu` and `conv3x3` of a block are the names of its last ReLU and its 3x3 convolution.
         widths: channels of each stage.
         strides: of each stage, over the input of the network.
         classifier: path of the last linear layer.
@@ -96,13 +96,13 @@ def layer_taps(
 
 
 class ResNet(nn.Module):
-    """CIFAR ResNet, with basic blocks of depth 6n+2, for images of any size from 8x8 on.
+    """CIFAR ResNet, with basic blocks of depth 6n+2, for images of at least 8x8 pixels.
 
     Args:
         n: blocks in each of the three stages, which have strides 1, 2 and 2.
         widths: channels of the stem and of the stages.
         block: builds a block, called as `block(d_in, d_out, stride=stride)`.
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)
@@ -133,43 +133,43 @@ class ResNet(nn.Module):
 
 @register_model
 def resnet8(num_classes: int) -> ResNet:
-    """ResNet-8: 1 block a stage, 16, 32 and 64 channels."""
+    """ResNet-8: 1 block per stage, 16, 32 and 64 channels."""
     return ResNet(1, WIDTHS, num_classes=num_classes)
 
 
 @register_model
 def resnet14(num_classes: int) -> ResNet:
-    """ResNet-14: 2 blocks a stage, 16, 32 and 64 channels."""
+    """ResNet-14: 2 blocks per stage, 16, 32 and 64 channels."""
     return ResNet(2, WIDTHS, num_classes=num_classes)
 
 
 @register_model
 def resnet20(num_classes: int) -> ResNet:
-    """ResNet-20: 3 blocks a stage, 16, 32 and 64 channels."""
+    """ResNet-20: 3 blocks per stage, 16, 32 and 64 channels."""
     return ResNet(3, WIDTHS, num_classes=num_classes)
 
 
 @register_model
 def resnet32(num_classes: int) -> ResNet:
-    """ResNet-32: 5 blocks a stage, 16, 32 and 64 channels."""
+    """ResNet-32: 5 blocks per stage, 16, 32 and 64 channels."""
     return ResNet(5, WIDTHS, num_classes=num_classes)
 
 
 @register_model
 def resnet44(num_classes: int) -> ResNet:
-    """ResNet-44: 7 blocks a stage, 16, 32 and 64 channels."""
+    """ResNet-44: 7 blocks per stage, 16, 32 and 64 channels."""
     return ResNet(7, WIDTHS, num_classes=num_classes)
 
 
 @register_model
 def resnet56(num_classes: int) -> ResNet:
-    """ResNet-56: 9 blocks a stage, 16, 32 and 64 channels."""
+    """ResNet-56: 9 blocks per stage, 16, 32 and 64 channels."""
     return ResNet(9, WIDTHS, num_classes=num_classes)
 
 
 @register_model
 def resnet110(num_classes: int) -> ResNet:
-    """ResNet-110: 18 blocks a stage, 16, 32 and 64 channels."""
+    """ResNet-110: 18 blocks per stage, 16, 32 and 64 channels."""
     return ResNet(18, WIDTHS, num_classes=num_classes)
 
 

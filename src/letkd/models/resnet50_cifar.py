@@ -1,4 +1,4 @@
-"""ResNet-50 for small images: ImageNet's four stages of bottlenecks behind a stem that keeps the size."""
+"""ResNet-50 for small images: ImageNet's four stages of bottlenecks after a stem that keeps the size."""
 
 from functools import partial
 from typing import ClassVar
@@ -17,7 +17,7 @@ WIDTHS = (256, 512, 1024, 2048)
 
 
 class ShortcutBottleneck(BottleneckBranch):
-    """relu(branch(x) + shortcut(x)): a bottleneck whose published weights have another name for the shortcut."""
+    """relu(branch(x) + shortcut(x)): a bottleneck whose shortcut is named as in the published weights."""
 
     conv3x3: ClassVar[str] = "conv2"
     last_relu: ClassVar[str] = "relu3"
@@ -32,10 +32,10 @@ class ShortcutBottleneck(BottleneckBranch):
 
 
 class ResNet50Cifar(nn.Module):
-    """ResNet-50 with a 3x3 stem of stride 1 and no max-pool, for images of any size from 8x8 on.
+    """ResNet-50 with a 3x3 stem of stride 1 and no max-pool, for images of at least 8x8 pixels.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)

@@ -1,4 +1,4 @@
-"""CIFAR ResNets as He et al. 2016 have them: shortcuts without parameters ("option A")."""
+"""CIFAR ResNets as in He et al. 2016: shortcuts without parameters ("option A")."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from letkd.taps import Tap
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, with channels of zeros before and after: half of the missing ones on each side."""
+    """Every `stride`-th pixel, padded with channels of zeros, half of them before and half after the input's."""
 
     def __init__(self, d_in: int, d_out: int, *, stride: int):
         super().__init__()
@@ -25,7 +25,7 @@ class PadShortcut(nn.Module):
 
 
 class PaddedBlock(BasicBlock):
-    """A basic block whose shortcut, where the shape changes, is `PadShortcut`."""
+    """A basic block whose shortcut is `PadShortcut` if the shape changes."""
 
     def __init__(self, d_in: int, d_out: int, *, stride: int):
         super().__init__(d_in, d_out, stride=stride)
@@ -34,11 +34,11 @@ class PaddedBlock(BasicBlock):
 
 
 class ResNetA(nn.Module):
-    """CIFAR ResNet of depth 6n+2 with shortcuts that have no parameters, for images of any size from 8x8 on.
+    """CIFAR ResNet of depth 6n+2 with shortcuts that have no parameters, for images of at least 8x8 pixels.
 
     Args:
         n: blocks in each of the three stages, which have strides 1, 2 and 2.
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)
@@ -69,29 +69,29 @@ class ResNetA(nn.Module):
 
 @register_model
 def resnet20_a(num_classes: int) -> ResNetA:
-    """ResNet-20 with shortcuts without parameters: 3 blocks a stage."""
+    """ResNet-20 with shortcuts without parameters: 3 blocks per stage."""
     return ResNetA(3, num_classes=num_classes)
 
 
 @register_model
 def resnet32_a(num_classes: int) -> ResNetA:
-    """ResNet-32 with shortcuts without parameters: 5 blocks a stage."""
+    """ResNet-32 with shortcuts without parameters: 5 blocks per stage."""
     return ResNetA(5, num_classes=num_classes)
 
 
 @register_model
 def resnet44_a(num_classes: int) -> ResNetA:
-    """ResNet-44 with shortcuts without parameters: 7 blocks a stage."""
+    """ResNet-44 with shortcuts without parameters: 7 blocks per stage."""
     return ResNetA(7, num_classes=num_classes)
 
 
 @register_model
 def resnet56_a(num_classes: int) -> ResNetA:
-    """ResNet-56 with shortcuts without parameters: 9 blocks a stage."""
+    """ResNet-56 with shortcuts without parameters: 9 blocks per stage."""
     return ResNetA(9, num_classes=num_classes)
 
 
 @register_model
 def resnet110_a(num_classes: int) -> ResNetA:
-    """ResNet-110 with shortcuts without parameters: 18 blocks a stage."""
+    """ResNet-110 with shortcuts without parameters: 18 blocks per stage."""
     return ResNetA(18, num_classes=num_classes)

@@ -16,9 +16,9 @@ class BottleneckBranch(nn.Module):
     """BN(1x1(relu(BN(3x3(relu(BN(1x1(x)))))))): what a bottleneck adds to its shortcut.
 
     Args:
-        d_in: channels that come in.
-        d_out: channels that go out.
-        expansion: how many times fewer the 3x3 convolution has.
+        d_in: input channels.
+        d_out: output channels.
+        expansion: output channels over the channels of the 3x3 convolution.
         stride: of the 3x3 convolution.
     """
 
@@ -57,11 +57,11 @@ class Bottleneck(BottleneckBranch):
 
 @register_model
 def resnet29(num_classes: int) -> ResNet:
-    """ResNet-29: 3 bottlenecks a stage, 32, 64 and 128 channels, half as many inside."""
+    """ResNet-29: 3 bottlenecks per stage, 32, 64 and 128 channels, half as many inside."""
     return ResNet(3, WIDTHS, block=partial(Bottleneck, expansion=2), num_classes=num_classes)
 
 
 @register_model
 def resnet83(num_classes: int) -> ResNet:
-    """ResNet-83: 9 bottlenecks a stage, 32, 64 and 128 channels, half as many inside."""
+    """ResNet-83: 9 bottlenecks per stage, 32, 64 and 128 channels, half as many inside."""
     return ResNet(9, WIDTHS, block=partial(Bottleneck, expansion=2), num_classes=num_classes)

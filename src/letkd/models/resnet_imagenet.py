@@ -1,4 +1,4 @@
-"""ResNets for ImageNet (He et al. 2016), stride on the bottleneck's 3x3; names of weights as in torchvision."""
+"""ResNets for ImageNet (He et al. 2016), stride on the bottleneck's 3x3; weights are named as in torchvision."""
 
 from functools import partial
 
@@ -19,13 +19,13 @@ WIDTHS_BOTTLENECK: Four = (256, 512, 1024, 2048)
 
 
 class ImageNetResNet(nn.Module):
-    """ResNet with four stages behind a 7x7 stem and a max-pool, for images of any size from 32x32 on.
+    """ResNet with four stages after a 7x7 stem and a max-pool, for images of at least 32x32 pixels.
 
     Args:
-        ns: blocks in each stage; the stages have strides 1, 2, 2 and 2 behind the stem's 4.
+        ns: blocks in each stage; the stages have strides 1, 2, 2 and 2 after the stem's 4.
         widths: channels of the stages.
         block: builds a block, called as `block(d_in, d_out, stride=stride)`.
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 224, 224)
@@ -60,7 +60,7 @@ class ImageNetResNet(nn.Module):
 
 @register_model
 def resnet18(num_classes: int) -> ImageNetResNet:
-    """ResNet-18 for ImageNet: 2 basic blocks a stage, 64 to 512 channels."""
+    """ResNet-18 for ImageNet: 2 basic blocks per stage, 64 to 512 channels."""
     return ImageNetResNet((2, 2, 2, 2), WIDTHS, block=BasicBlock, num_classes=num_classes)
 
 

@@ -16,23 +16,23 @@ def conv1x1(d_in: int, d_out: int, *, groups: int = 1) -> nn.Conv2d:
 
 
 def depthwise(d: int, *, stride: int) -> nn.Conv2d:
-    """3x3 convolution of each channel by itself, without bias."""
+    """Depthwise 3x3 convolution without bias."""
     return nn.Conv2d(d, d, 3, stride=stride, padding=1, groups=d, bias=False)
 
 
 def shuffle(x: Float[Tensor, "b d h w"], groups: int) -> Float[Tensor, "b d h w"]:
-    """Deal the channels out anew: the first of every group, then the second of every group, and so on."""
+    """Reorder the channels: the first of every group, then the second of every group, and so on."""
     return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
 class Unit1(nn.Module):
     """V1: relu(BN(1x1(relu(BN(depthwise(shuffle(relu(BN(1x1(x))))))))) + x), the 1x1 in groups.
 
-    With stride 2 the input, average-pooled, is not added but put behind the other channels.
+    With stride 2 the average-pooled input is not added but concatenated after the other channels.
 
     Args:
-        d_in: channels that come in.
-        d_out: channels that go out.
+        d_in: input channels.
+        d_out: output channels.
         groups: of the first 1x1 and of the shuffle.
         stride: 1 or 2.
     """
@@ -60,10 +60,10 @@ class Unit1(nn.Module):
 
 
 class ShuffleNetV1(nn.Module):
-    """ShuffleNetV1 with 3 groups for images of any size from 8x8 on.
+    """ShuffleNetV1 with 3 groups for images of at least 8x8 pixels.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)
@@ -74,7 +74,7 @@ class ShuffleNetV1(nn.Module):
         self.conv1 = conv1x1(3, 24)
         self.bn1 = nn.BatchNorm2d(24)
         self.relu = nn.ReLU()
-        self.layer1 = _stage1(24, 240, n=4, groups=1)  # 24 channels are too few to be parted
+        self.layer1 = _stage1(24, 240, n=4, groups=1)  # 24 channels are too few for groups
         self.layer2 = _stage1(240, 480, n=8, groups=GROUPS)
         self.layer3 = _stage1(480, 960, n=4, groups=GROUPS)
         self.pool = nn.AdaptiveAvgPool2d(1)
@@ -105,7 +105,7 @@ def _stage1(d_in: int, d_out: int, *, n: int, groups: int) -> nn.Sequential:
 
 
 class SecondHalfReLU(nn.Module):
-    """ReLU on the second half of the channels: a module of its own, so that the whole map before it can be read."""
+    """ReLU on the second half of the channels; a separate module, so that the whole map before it can be read."""
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
         kept, new = x.chunk(2, dim=1)
@@ -113,7 +113,7 @@ class SecondHalfReLU(nn.Module):
 
 
 class Unit2(nn.Module):
-    """V2: the first half of the channels stays, the second goes through 1x1, depthwise and 1x1; then they are shuffled."""
+    """V2: keeps the first half of the channels, passes the second through 1x1, depthwise and 1x1, then shuffles both."""
 
     def __init__(self, d: int):
         super().__init__()
@@ -135,7 +135,7 @@ class Unit2(nn.Module):
 
 
 class DownUnit2(nn.Module):
-    """V2, stride 2: both halves are made from the whole input, the first by depthwise and 1x1, the second as in `Unit2`."""
+    """V2, stride 2: both halves are computed from the whole input, the first by depthwise and 1x1, the second as in `Unit2`."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -164,12 +164,12 @@ class DownUnit2(nn.Module):
 
 
 class ShuffleNetV2(nn.Module):
-    """ShuffleNetV2 of size 1 for images of any size from 8x8 on.
+    """ShuffleNetV2 of size 1 for images of at least 8x8 pixels.
 
-    A stage's map before its activation is not shuffled yet, and half of it has been through earlier units' activations.
+    A stage's map before its activation is not yet shuffled, and half of it has passed the activations of earlier units.
 
     Args:
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)

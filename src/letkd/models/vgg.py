@@ -12,14 +12,14 @@ Depths = tuple[int, int, int, int, int]
 
 
 class VGG(nn.Module):
-    """VGG for images of any size from 8x8 on.
+    """VGG for images of at least 8x8 pixels.
 
-    A max-pool follows the first three blocks, and the fourth only when the image is 64 high, so that the last maps are 4x4 for
-    images of 32x32 and of 64x64. Their stride is thus not in the role table. The last ReLU of each block stands outside of it.
+    A max-pool follows the first three blocks, and the fourth only if the image is 64 pixels high, so that the last maps are 4x4 for
+    images of 32x32 and of 64x64. Their stride is therefore not in the role table. The last ReLU of each block is outside of it.
 
     Args:
         depths: convolutions in each block; the blocks have 64, 128, 256, 512 and 512 channels.
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)
@@ -82,7 +82,7 @@ def _taps(n: int) -> dict[str, Tap]:
 
 @register_model
 def vgg8(num_classes: int) -> VGG:
-    """VGG-8 with BN: 1 convolution a block."""
+    """VGG-8 with BN: 1 convolution per block."""
     return VGG((1, 1, 1, 1, 1), num_classes=num_classes)
 
 
@@ -94,7 +94,7 @@ def vgg11(num_classes: int) -> VGG:
 
 @register_model
 def vgg13(num_classes: int) -> VGG:
-    """VGG-13 with BN: 2 convolutions a block."""
+    """VGG-13 with BN: 2 convolutions per block."""
     return VGG((2, 2, 2, 2, 2), num_classes=num_classes)
 
 

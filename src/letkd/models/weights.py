@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors of our own, foreign `.pth` files without running their code, all or nothing into a model."""
+"""Weights on disk: writes safetensors; reads safetensors and, without running code, `.pth` files; loads all tensors or none."""
 
 import json
 import pickle
@@ -20,43 +20,43 @@ from letkd.progress import say
 from letkd.taps import check_model, replace_module
 from letkd.tensors import as_safetensors, checksum, is_counter
 
-SUM = "letkd_sha256"  # in the header of our own files: over tensors and the rest of the header
+SUM = "letkd_sha256"  # header key of files written by letkd: checksum of the tensors and the rest of the header
 WRAPPERS = ("model", "state_dict", "net")
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a weights file, on the CPU, under plain names.
+    """The tensors of a weights file, on the CPU, by name.
 
     Args:
-        path: safetensors by its suffix; anything else is read with `torch.load(weights_only=True)`, so that no code in it
-            runs. The state dict may lie bare in it, or under `model`, `state_dict` or `net`, and its names may carry the
-            `module.` that (Distributed)DataParallel puts before them.
+        path: a `.safetensors` file; any other file is read with `torch.load(weights_only=True)`, so that no code in it
+            runs. The file holds the state dict itself, or has it under `model`, `state_dict` or `net`. The prefix `module.` of
+            (Distributed)DataParallel is removed from names.
     """
     return _without_prefix(_read(Path(path)))
 
 
 def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None = None) -> None:
-    """Copy a weights file into a model: every tensor or, if anything is missing, left over or of another shape, none.
+    """Copy a weights file into a model: every tensor, or none if a tensor is missing, unexpected or of another shape.
 
-    Files from before BN counted its batches lack `num_batches_tracked`; the model then keeps its own.
+    Files of old PyTorch versions have no `num_batches_tracked`; the model then keeps its own.
 
     Args:
-        model: takes the values; its own types and devices stay.
-        path: as `read_state_dict` reads it.
-        num_classes: the model's number of classes, if the file may hold another: a classifier of other classes then stays as it is
-            in the model, and a line names it.
+        model: receives the values; its dtypes and devices stay.
+        path: as for `read_state_dict`.
+        num_classes: the model's number of classes, if the file may have another: the model then keeps its own classifier, and a
+            message names it.
     """
     check_model(model, hooks=False)
     own = _tensors(model)
     state = _read(Path(path))
-    if not own.keys() & state.keys():  # a model of the user's may have a child named `module`
+    if not own.keys() & state.keys():  # a user's model may have a child named `module`
         state = _without_prefix(state)
     counters = {name for name in own.keys() ^ state.keys() if is_counter(name)}
     missing = [name for name in own if name not in state and name not in counters]
     unexpected = [name for name in state if name not in own and name not in counters]
     shared = [name for name in own if name in state]
     if num_classes is not None and (heads := _other_heads(own, state, num_classes)):
-        say(f"{path}: {', '.join(sorted(heads))} has other classes and is trained from the start")
+        say(f"{path}: {', '.join(sorted(heads))} has other classes and is trained from scratch")
         shared = [name for name in shared if name.rpartition(".")[0] not in heads]
     shapes = [
         f"{name} is {list(state[name].shape)} in the file and {list(own[name].shape)} in the model"
@@ -69,10 +69,10 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
         if _kind(state[name]) != _kind(own[name]) and not is_counter(name)
     ]
     found = [
-        _some(missing, "missing key"),
-        _some(unexpected, "unexpected key"),
-        _some(shapes, "wrong shape"),
-        _some(kinds, "wrong type"),
+        _count_and_names(missing, "missing key"),
+        _count_and_names(unexpected, "unexpected key"),
+        _count_and_names(shapes, "wrong shape"),
+        _count_and_names(kinds, "wrong type"),
     ]
     if any(found):
         raise CheckpointError(
@@ -81,17 +81,18 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
         )
     if broken := [name for name in shared if state[name].is_floating_point() and bool(state[name].float().isnan().any())]:
         raise CheckpointError(
-            f"{path} holds NaN in {_some(broken, 'tensor')}: the run that wrote it diverged, or the file is damaged; use other weights"
+            f"{path} holds NaN in {_count_and_names(broken, 'tensor')}: the run that wrote it diverged, or the file is damaged; "
+            "use other weights"
         )
-    # Into the model's own dict, which carries the version marks of its layers: without them BN takes it for an old one.
+    # Into the model's own dict, which has the version numbers of its layers: without them BN treats it as an old one.
     own.update((name, state[name]) for name in shared)
     model.load_state_dict(own)
 
 
 def leave_out_head(model: nn.Module, path: str | Path, num_classes: int) -> list[str]:
-    """If a weights file lacks a model's classifier and nothing else, put an Identity in its place; returns the paths of such modules.
+    """If a weights file lacks only the model's classifier, replace the classifier by an Identity; returns the replaced modules' paths.
 
-    The model then gives the features that the classifier was given, and its `num_classes` is 0.
+    The model then returns the classifier's input, and its `num_classes` is 0.
     """
     state = _read(Path(path))
     own = _tensors(model)
@@ -112,7 +113,7 @@ def leave_out_head(model: nn.Module, path: str | Path, num_classes: int) -> list
 
 
 def _other_heads(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num_classes: int) -> set[str]:
-    """Modules whose weights differ from the file's in the number of classes alone."""
+    """Modules whose weights differ from the file's only in the number of classes."""
     return {
         name.rpartition(".")[0]
         for name, tensor in own.items()
@@ -125,22 +126,20 @@ def _other_heads(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num_cla
 
 
 def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a model's state dict as safetensors; whoever looks finds the old file or the new one, never half of one.
+    """Write a model's state dict as safetensors, atomically: at any time `path` is either the old file or the new one.
 
     Args:
-        model: its parameters and buffers; tensors that share memory are written once under each name.
-        path: ends in `.safetensors`; missing folders are made.
-        metadata: text to keep in the file's header.
+        model: its parameters and buffers; tensors that share memory are written once per name.
+        path: ends in `.safetensors`; missing folders are created.
+        metadata: text to store in the file's header.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise CheckpointError(
-            f"weights are written as safetensors, and {path} would be read as something else; end it in .safetensors"
-        )
+        raise CheckpointError(f"weights are written as safetensors, and {path} does not end in .safetensors; rename it")
     tensors = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in _tensors(model).items()
     }
-    # Other libraries refuse files whose header does not say that they come from torch.
+    # Other libraries refuse files whose header does not name torch as their format.
     header = {"format": "pt", **(metadata or {})}
     write_whole(path, as_safetensors(tensors, {**header, SUM: _sum(tensors, header)}))
 
@@ -160,14 +159,16 @@ def _read(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         if asked is None:
-            raise CheckpointError(f"{path} is damaged or no weights file; get it again, or save a plain state dict") from error
+            raise CheckpointError(
+                f"{path} is damaged or not a weights file; get it again, or save a plain state dict"
+            ) from error
         raise CheckpointError(
             f"{path} asks to load the Python object {asked[1]}, which could run code, so it was not read; "
-            "where you trust it, load it yourself and save its plain state dict"
+            "if you trust it, load it yourself and save its plain state dict"
         ) from error
-    except Exception as error:  # damaged files make the readers fail in many ways: EOFError, KeyError, RuntimeError, ...
+    except Exception as error:  # damaged files raise many types of error: EOFError, KeyError, RuntimeError, ...
         raise CheckpointError(
-            f"{path} is damaged or no weights file ({type(error).__name__}); get it again, or save a plain state dict"
+            f"{path} is damaged or not a weights file ({type(error).__name__}); get it again, or save a plain state dict"
         ) from error
     return _unwrapped(content, path)
 
@@ -176,9 +177,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
-    written = header.pop(SUM, None)  # files from elsewhere have none
+    written = header.pop(SUM, None)  # files of other programs have none
     if written is not None and written != _sum(tensors, header):
-        raise CheckpointError(f"{path} is damaged (its checksum differs); get it again, or make it anew")
+        raise CheckpointError(f"{path} is damaged (its checksum differs); get it again, or write it again")
     return tensors
 
 
@@ -192,13 +193,16 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
         if inner and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()):
             if odd := [name for name, value in inner.items() if not _is_plain(value)]:
                 raise CheckpointError(
-                    f"{path} holds {_some(odd, 'tensor')} without plain values (meta, sparse or quantised); save plain ones"
+                    f"{path} holds {_count_and_names(odd, 'tensor')} without plain values (meta, sparse or quantised); "
+                    "save dense CPU tensors"
                 )
             return dict(inner)
-        holds = f"a dict with {_some([str(key) for key in content], 'key') or 'no keys'}"
+        holds = f"a dict with {_count_and_names([str(key) for key in content], 'key') or 'no keys'}"
     else:
         holds = f"a {type(content).__name__}"
-    raise CheckpointError(f"{path} holds {holds}, no state dict; save one bare or under one of the keys {', '.join(WRAPPERS)}")
+    raise CheckpointError(
+        f"{path} holds {holds}, not a state dict; save a state dict itself or under one of the keys {', '.join(WRAPPERS)}"
+    )
 
 
 def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -226,7 +230,7 @@ def _kind(tensor: Tensor) -> tuple[bool, bool]:
     return tensor.is_floating_point(), tensor.is_complex()
 
 
-def _some(items: list[str], what: str, n: int = 4) -> str:
+def _count_and_names(items: list[str], what: str, n: int = 4) -> str:
     if not items:
         return ""
     rest = ", ..." if len(items) > n else ""

@@ -11,11 +11,11 @@ from letkd.taps import Tap
 
 
 class PreActBlock(nn.Module):
-    """x + 3x3(relu(BN(3x3(y)))) with y = relu(BN(x)); where the width changes, a bare 1x1 of y stands for x.
+    """x + 3x3(relu(BN(3x3(y)))) with y = relu(BN(x)); if the width changes, a 1x1 convolution of y replaces x.
 
     Args:
-        d_in: channels that come in.
-        d_out: channels that go out.
+        d_in: input channels.
+        d_out: output channels.
         stride: of the first convolution and of the 1x1.
     """
 
@@ -36,7 +36,7 @@ class PreActBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """A row of blocks, one level deeper than it need be: the published weights are named `block1.layer.0`."""
+    """A sequence of blocks, nested in `layer` because the published weights are named `block1.layer.0`."""
 
     def __init__(self, d_in: int, d_out: int, *, n: int, stride: int):
         super().__init__()
@@ -48,14 +48,14 @@ class Stage(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN of depth 6n+4 for images of any size from 8x8 on.
+    """WRN of depth 6n+4 for images of at least 8x8 pixels.
 
-    What a stage gives is a sum without activation; the BN that comes next belongs to the next stage, the last to the network.
+    A stage's output is a sum without activation; the BN after it belongs to the next stage, the last one to the network.
 
     Args:
         n: blocks in each of the three stages, which have strides 1, 2 and 2.
         k: the stages have 16k, 32k and 64k channels.
-        num_classes: logits.
+        num_classes: number of logits.
     """
 
     input_size = (3, 32, 32)
@@ -103,23 +103,23 @@ def _taps(n: int, k: int) -> dict[str, Tap]:
 
 @register_model
 def wrn_16_1(num_classes: int) -> WideResNet:
-    """WRN-16-1: 2 blocks a stage, 16, 32 and 64 channels."""
+    """WRN-16-1: 2 blocks per stage, 16, 32 and 64 channels."""
     return WideResNet(2, 1, num_classes=num_classes)
 
 
 @register_model
 def wrn_16_2(num_classes: int) -> WideResNet:
-    """WRN-16-2: 2 blocks a stage, 32, 64 and 128 channels."""
+    """WRN-16-2: 2 blocks per stage, 32, 64 and 128 channels."""
     return WideResNet(2, 2, num_classes=num_classes)
 
 
 @register_model
 def wrn_40_1(num_classes: int) -> WideResNet:
-    """WRN-40-1: 6 blocks a stage, 16, 32 and 64 channels."""
+    """WRN-40-1: 6 blocks per stage, 16, 32 and 64 channels."""
     return WideResNet(6, 1, num_classes=num_classes)
 
 
 @register_model
 def wrn_40_2(num_classes: int) -> WideResNet:
-    """WRN-40-2: 6 blocks a stage, 32, 64 and 128 channels."""
+    """WRN-40-2: 6 blocks per stage, 32, 64 and 128 channels."""
     return WideResNet(6, 2, num_classes=num_classes)

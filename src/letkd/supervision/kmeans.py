@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from letkd.distributed.processes import several
+from letkd.distributed.processes import is_distributed
 from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.layer.lanes import mm
@@ -189,7 +189,7 @@ class KMeansSupervision(Supervision):
         self._reservoir.add(f_T, torch.zeros(len(f_T), dtype=torch.int64), index)
 
     def gather(self) -> None:
-        if self.engine == "minibatch" and several():
+        if self.engine == "minibatch" and is_distributed():
             raise FitError(
                 f"K-means at {self.where!r} by mini-batches cannot be shared by several processes; fit it in one (`letkd fit`) first"
             )

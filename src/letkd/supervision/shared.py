@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from letkd.distributed.processes import from_first, rank, several
+from letkd.distributed.processes import from_first, is_distributed, rank
 from letkd.errors import LetkdError
 from letkd.supervision.fitted import Fitted
 
 
 def finish_of_all(part: Fitted) -> None:
     """From pixels to labels: by the first process, for all of them."""
-    if not several():
+    if not is_distributed():
         return part.finish()
     part.gather()
     fitted: Any = None

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from letkd.distributed.processes import objects_of_all, rank, several
+from letkd.distributed.processes import is_distributed, objects_of_all, rank
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Reservoir:
 
         The processes exchange the names first, 24 bytes per pixel, then only the pixels that are kept.
         """
-        if not several():
+        if not is_distributed():
             return own
         if own is not None and own._kept:
             own._compact()

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from letkd.distributed.processes import several, sum_of_all
+from letkd.distributed.processes import is_distributed, sum_of_all
 from letkd.training.stop import StopRequest
 
 ASK_SECONDS = 1.0  # between two exchanges of the processes
@@ -30,7 +30,7 @@ class Agreement:
     def after_step(self) -> tuple[bool, bool]:
         """After a step: whether to stop, whether to save."""
         due = time.monotonic() - self._saved >= self._save_seconds
-        if not several():
+        if not is_distributed():
             return self._request.asked, due
         self._steps += 1
         if self._steps < self._every:
@@ -46,7 +46,7 @@ class Agreement:
         return self._ask(False, 1)[0]
 
     def _ask(self, due: bool, every: int) -> tuple[bool, bool, int]:
-        if not several():
+        if not is_distributed():
             return self._request.asked, due, every
         first = torch.distributed.get_rank() == 0
         values = [float(self._request.asked), float(due and first), float(every) if first else 0.0]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from letkd.data import Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.distiller.cache import TeacherCache
-from letkd.distributed.processes import objects_of_all, several, wait_for_all
+from letkd.distributed.processes import is_distributed, objects_of_all, wait_for_all
 from letkd.errors import DataError, NonFiniteError, Stopped
 from letkd.files import tidy
 from letkd.inspect.health import health
@@ -270,6 +270,6 @@ class _Run:
 
     def _same_batch_norms(self) -> None:
         """Copy the running statistics of the first process to all, as DDP does, before an evaluation."""
-        for name, buffer in self.distiller.student.named_buffers() if several() else ():
+        for name, buffer in self.distiller.student.named_buffers() if is_distributed() else ():
             if name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked"):
                 dist.broadcast(buffer, src=0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn, optim
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller, Step
-from letkd.distributed.processes import several
+from letkd.distributed.processes import is_distributed
 from letkd.distributed.sync_bn import sync_batch_norms
 from letkd.recipes.schema import Recipe
 from letkd.training.average import Average
@@ -37,7 +37,7 @@ class Steps:
         # The buffers of the methods are already the same in every process; DDP need not broadcast them at every step.
         ignored = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", ignored)
-        if several():
+        if is_distributed():
             distiller.register_forward_hook(_detach_all_but_loss)
         wrapped: Any = fabric.setup(distiller, build_optimizer(distiller, recipe.optim))
         self.model: Any = wrapped[0]
