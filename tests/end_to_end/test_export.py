@@ -236,7 +236,7 @@ torch.save({"y": y.detach(), "facts": facts}, sys.argv[3])
 def test_an_exported_run_needs_no_letkd(letkd, run_folder, tmp_path, to, suffix):
     code, out, err = letkd("export", run_folder, "--to", to, "--out", tmp_path / f"s{suffix}")
     assert code == 0, err
-    assert "max difference to the student on 32 random images: " in out
+    assert "max difference from the student on 32 random images: " in out
     assert "real images: " in out
     assert f"exported: {tmp_path / f's{suffix}'}" in out
     assert re.search(r"^latency: [\d.]+ ms per batch of 1, [\d.]+ ms per batch of 32$", out, re.M)
@@ -266,7 +266,7 @@ def test_safetensors_with_prune(letkd, run_folder, tmp_path):
     assert code == 0, err
     assert "kd_penultimate: 16 templates, 0 never fired, 6 kept" in out
     assert "accuracy on test: " in out
-    assert "time of a batch of 1: " in out
+    assert "time per batch of 1: " in out
     assert "latency: " in out
     assert " MB)" in out
     student = load_student(tmp_path / "s.safetensors")

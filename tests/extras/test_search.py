@@ -166,7 +166,7 @@ def test_wrong_searches_get_a_sentence(letkd, tmp_path):
         ("digits/tiny/ce", *lr, "--launcher", "local:0"): "write how many runs at once, from 1 to 256",
         ("digits/tiny/ce", *lr, "--launcher", "cloud"): "there is no such launcher",
         ("digits/tiny/ce", *lr, "--launcher", "slurm:partion=x"): "unknown setting 'partion'; nearest: partition",
-        ("digits/tiny/ce", *lr, "--launcher", "local:2", "--jobs", 2): "give one of them",
+        ("digits/tiny/ce", *lr, "--launcher", "local:2", "--jobs", 2): "give only one of them",
     }.items():
         code, _, err = letkd("search", *given, "--out", tmp_path / "study")
         assert (code, err.count("\n")) == (2, 1), (given, err)
