@@ -82,7 +82,7 @@ def test_a_search_from_the_first_trial_to_the_report(letkd, tmp_path, monkeypatc
     assert code == 0, err
     page = (tmp_path / "study" / "report.html").read_text()
     assert "Trials of study" in page
-    assert "Importance for the accuracy on validation" in page
+    assert "Importance for the validation accuracy" in page
     assert {"study-slices.png", "study-slices.svg"} <= {path.name for path in (tmp_path / "study" / "report").iterdir()}
     assert "trials/trial-0000" not in page, "trials are no rows of the tables"
 

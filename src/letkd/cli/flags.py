@@ -13,8 +13,8 @@ def in_flags(text: str) -> str:
     """Arguments in a message as options: ``"name it with `root=FOLDER`"`` becomes ``"name it with --root FOLDER"``.
 
     Examples:
-        >>> in_flags("leave `size=` out, or add `force=True`, or use `optim.clip=5`")
-        'leave --size out, or add --force, or use --set optim.clip=5'
+        >>> in_flags("omit `size=`, add `force=True`, or use `optim.clip=5`")
+        'omit --size, add --force, or use --set optim.clip=5'
     """
     text = ARGUMENT.sub(lambda found: _option(found[1], found[2]), text)
     return KEY.sub(lambda found: f"--set {found[1]}", text)

@@ -24,9 +24,9 @@ def taps(
     from rich.console import Console
 
     from letkd.models import create_model
-    from letkd.report.tap_table import as_rich, look
+    from letkd.report.tap_table import as_rich, inspect_taps
 
-    found = look(create_model(model, num_classes=num_classes), image)
+    found = inspect_taps(create_model(model, num_classes=num_classes), image)
     console = Console()
     console.print(as_rich(found, model), soft_wrap=True)
     print()
