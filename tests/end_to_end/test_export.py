@@ -318,7 +318,7 @@ def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path
         ("{tmp}", [], "is not a run folder: it contains no recipe.toml"),
         ("{tmp}/nothing", [], "no run folder or student file"),
         ("{tmp}/plain.safetensors", [], "is no student file"),
-        ("{run}", ["--out", "s.bin"], "a onnx file ends in .onnx"),
+        ("{run}", ["--out", "s.bin"], "the file name must end in .onnx for onnx"),
         ("{run}", ["--int8", "--to", "torch-export"], "INT8 is for ONNX files, not for torch-export"),
         ("{run}", ["--prune", "most"], "--prune most: use never, auto, or the number of templates"),
         ("{run}", ["--to", "safetensors", "--input", "uint8"], "cannot normalise images"),

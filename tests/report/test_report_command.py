@@ -59,7 +59,7 @@ def test_code_that_a_recipe_names_is_not_run(runs, tmp_path):
     opened = RunOpener()
     for open_it in (opened.distiller, opened.teacher):
         assert opened.attempt("knowledge", lambda open_it=open_it: open_it(group.runs[0])) is None
-    assert "not in the zoo; code named in a file is not run unless you trust it and add --trust" in opened.missing[0]
+    assert "not in the zoo; code named in a file is not run unless you trust it and add `trust=True`" in opened.missing[0]
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path, monkeypatch, capsys):

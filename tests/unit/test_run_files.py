@@ -395,7 +395,7 @@ def test_the_report_advises_an_option_that_it_has(tmp_path):
     opened = RunOpener()
     (group,) = find_groups([run.path])
     assert opened.attempt("features", lambda: opened.student(group.runs[0])) is None
-    assert opened.missing[0].endswith("code named in a file is not run unless you trust it and add --trust")
+    assert opened.missing[0].endswith("code named in a file is not run unless you trust it and add `trust=True`")
     run.student.write_bytes(b"no student")
     assert opened.attempt("features", lambda: opened.student(group.runs[0])) is None
     assert not any("--student " in sentence for sentence in opened.missing)

@@ -142,7 +142,7 @@ def destination(
     mark = "-int8" if int8 else "-export" if to == "safetensors" else ""
     path = must_be_utf8(out or source.with_name(f"{source.stem}{mark}{suffix}"))
     if path.suffix != suffix:
-        raise ExportError(f"`out={path}`: the name of a {to} file must end in {suffix}")
+        raise ExportError(f"`out={path}`: the file name must end in {suffix} for {to}")
     if path.resolve() == source.resolve():
         raise ExportError(f"`out={path}` is the student's own file; choose another name")
     return path
