@@ -162,9 +162,9 @@ def test_wrong_files_of_ones_own_get_a_sentence(letkd, tmp_path):
     (tmp_path / "methods.toml").write_text(OWN + "[methods.kd]\n")
     for given, says in {
         ("mine.toml", "--methods", "ce,fwe"): "unknown method 'fwe'; nearest: few",
-        ("mine.toml", "--against", "fwe"): "--against 'fwe' is no row of this comparison; nearest: few",
-        ("odd.toml",): "the row '../few' cannot name a folder",
-        ("methods.toml",): "methods.toml has methods of its own (kd), which every row would get",
+        ("mine.toml", "--against", "fwe"): "--against 'fwe' is not a row of this comparison; nearest: few",
+        ("odd.toml",): "the row name '../few' cannot be used as a folder name",
+        ("methods.toml",): "methods.toml has a top-level [methods] table (kd), which would apply to every row",
         ("none.toml",): "the recipe file none.toml does not exist",
     }.items():
         code, _, err = letkd("compare", *given, "--out", "out")

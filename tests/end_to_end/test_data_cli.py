@@ -30,7 +30,7 @@ def test_a_tree_with_everything_wrong(letkd, tmp_path):
     spoil(tree / "ant" / "001.png")
     code, out, err = letkd("data", "check", "folder", "--root", "tree", "--workers", 1)
     assert code == 2
-    assert err.splitlines()[-1] == "letkd: folder: 3 thing(s) wrong, as listed above"
+    assert err.splitlines()[-1] == "letkd: folder: 3 problem(s), listed above"
     assert row(out, "train")[1:] == ["5", "2", "20 to 22 x 16 to 16", "0", "2"]
     assert "the class dog has no image in train" in out
     assert "ant/001.png cannot be decoded" in out

@@ -144,7 +144,7 @@ def test_a_network_that_is_not_convolutional_is_fixed_unless_asked(said):
     assert opened.facts.dynamic == ("batch", "height", "width")
     assert trace(zoo("resnet8_tiny"), facts, any_size=False).facts.dynamic == ("batch",)
     assert said() == ""
-    with pytest.raises(ExportError, match=r"cannot follow the network at any size: .*; leave `size=dynamic` out"):
+    with pytest.raises(ExportError, match=r"cannot trace the network at any size: .*; omit `size=dynamic`"):
         trace(FixedSize().eval(), Facts(num_classes=3, size=(8, 8)), any_size=True)
 
 
@@ -176,9 +176,9 @@ def test_what_torch_cannot_follow_is_told():
         def forward(self, x):
             return x.mean(dim=(2, 3)) if float(x.sum()) > 0 else -x.mean(dim=(2, 3))
 
-    with pytest.raises(ExportError, match=r"torch\.export cannot follow the network: "):
+    with pytest.raises(ExportError, match=r"torch\.export cannot trace the network: "):
         trace(Coin(), Facts(num_classes=3, size=(8, 8)))
-    with pytest.raises(ExportError, match="the size of the images is not known; give their height and width with `size=`"):
+    with pytest.raises(ExportError, match="the size of the images is unknown; give their height and width with `size=`"):
         trace(Coin(), Facts(num_classes=3))
 
 
@@ -236,7 +236,7 @@ torch.save({"y": y.detach(), "facts": facts}, sys.argv[3])
 def test_an_exported_run_needs_no_letkd(letkd, run_folder, tmp_path, to, suffix):
     code, out, err = letkd("export", run_folder, "--to", to, "--out", tmp_path / f"s{suffix}")
     assert code == 0, err
-    assert "max difference to the student on 32 random images: " in out
+    assert "max difference from the student on 32 random images: " in out
     assert "real images: " in out
     assert f"exported: {tmp_path / f's{suffix}'}" in out
     assert re.search(r"^latency: [\d.]+ ms per batch of 1, [\d.]+ ms per batch of 32$", out, re.M)
@@ -266,7 +266,7 @@ def test_safetensors_with_prune(letkd, run_folder, tmp_path):
     assert code == 0, err
     assert "kd_penultimate: 16 templates, 0 never fired, 6 kept" in out
     assert "accuracy on test: " in out
-    assert "time of a batch of 1: " in out
+    assert "time per batch of 1: " in out
     assert "latency: " in out
     assert " MB)" in out
     student = load_student(tmp_path / "s.safetensors")
@@ -302,7 +302,7 @@ def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path
     code, _, err = letkd("export", half, "--to", "onnx")
     assert code == 2
     assert (
-        f"{half} is half trained: 1 of 1 epochs are done; finish it with `letkd train {half}/recipe.toml --out {half}`" in err
+        f"{half} is not finished: 1 of 1 epochs are done; finish it with `letkd train {half}/recipe.toml --out {half}`" in err
     )
     assert letkd("train", half / "recipe.toml", "--out", half)[0] == 0
     assert (half / "result.json").exists()
@@ -314,17 +314,17 @@ def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path
 @pytest.mark.parametrize(
     ("what", "more", "says"),
     [
-        ("{runs}", [], "is no run folder: it has no recipe.toml; it holds the runs run, teacher: name one of them"),
-        ("{tmp}", [], "is no run folder: it has no recipe.toml"),
-        ("{tmp}/nothing", [], "there is no run folder and no student file"),
+        ("{runs}", [], "is not a run folder: it contains no recipe.toml; it contains the runs run, teacher: name one of them"),
+        ("{tmp}", [], "is not a run folder: it contains no recipe.toml"),
+        ("{tmp}/nothing", [], "no run folder or student file"),
         ("{tmp}/plain.safetensors", [], "is no student file"),
-        ("{run}", ["--out", "s.bin"], "a onnx file ends in .onnx"),
-        ("{run}", ["--int8", "--to", "torch-export"], "INT8 is for ONNX files, and torch-export was asked for"),
-        ("{run}", ["--prune", "most"], "--prune most: say never, auto, or how many templates"),
+        ("{run}", ["--out", "s.bin"], "the file name must end in .onnx for onnx"),
+        ("{run}", ["--int8", "--to", "torch-export"], "INT8 is for ONNX files, not for torch-export"),
+        ("{run}", ["--prune", "most"], "--prune most: use never, auto, or the number of templates"),
         ("{run}", ["--to", "safetensors", "--input", "uint8"], "cannot normalise images"),
-        ("{run}", ["--to", "safetensors", "--out", "{run}/student.safetensors"], "is the student itself"),
-        ("{run}", ["--to", "torch-export", "--opset", "18"], "--opset 18 is for ONNX files, and torch-export was asked for"),
-        ("{run}", ["--to", "safetensors", "--batch", "4"], "no size in it can be fixed; leave --batch and --size out"),
+        ("{run}", ["--to", "safetensors", "--out", "{run}/student.safetensors"], "is the student's own file"),
+        ("{run}", ["--to", "torch-export", "--opset", "18"], "--opset 18 is for ONNX files, not for torch-export"),
+        ("{run}", ["--to", "safetensors", "--batch", "4"], "its sizes cannot be fixed; omit --batch and --size"),
         ("{run}", ["--batch", "some"], "--batch 'some': write a number, as in 8, or dynamic"),
         ("{run}", ["--batch", "0"], "--batch '0': write a number"),
         ("{run}", ["--size", "large"], "--size 'large': write height x width, as in 64x64, or fixed, or dynamic"),
@@ -375,6 +375,6 @@ def test_sizes_of_the_exported_graph(letkd, run_folder, tmp_path, more, shape):
     x = load_data("digits").test.images[:5]
     student = open_model(run_folder / "student.safetensors")
     assert ("real images: " in out) == ("48" not in shape)
-    assert ("compared on random images alone" in err) == ("48" in shape)
+    assert ("compared only on random images" in err) == ("48" in shape)
     if "48" not in shape:
         torch.testing.assert_close(open_model(tmp_path / "s.onnx")(x), student(x), rtol=1e-4, atol=1e-4)

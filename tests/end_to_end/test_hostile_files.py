@@ -54,7 +54,7 @@ def refused(letkd, file: Path, mark: Path, verbs: dict[str, list[str]]) -> None:
         code, out, err = letkd(*(word.format(file=file) for word in words))
         assert code == 2, f"{name}: {err}"
         assert "Traceback" not in err
-        assert "nobody foresaw" not in err, f"{name}: {err}"
+        assert "unexpected error" not in err, f"{name}: {err}"
         *_, last = err.rstrip("\n").split("\n")
         assert last.startswith("letkd: "), f"{name}: {err}"
         assert len(last) < 1000, last
@@ -100,7 +100,7 @@ def test_a_damaged_program_that_is_trusted_says_one_sentence(tmp_path):
     words = [sys.executable, "-m", "letkd", "predict", "x.pt2", "image.png", "--trust"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("letkd: x.pt2 is damaged or no torch.export file (")
+    assert done.stderr.startswith("letkd: x.pt2 is damaged or not in torch.export format (")
 
 
 @pytest.mark.parametrize("name", hostile.ONNX)
@@ -170,7 +170,7 @@ def test_a_size_that_the_network_cannot_take(letkd, tmp_path):
     Image.new("RGB", (8, 8)).save("image.png")
     code, _, err = letkd("predict", "x.safetensors", "image.png", "--format", "csv")
     assert (code, err.count("\n")) == (2, 1), err
-    assert "x.safetensors does not run on images of [1, 3, 2, 2]" in err
+    assert "x.safetensors does not run on images of shape [1, 3, 2, 2]" in err
 
 
 def test_weights_that_are_not_numbers(letkd, mark, tmp_path):
@@ -191,7 +191,7 @@ def test_logits_that_are_not_numbers(letkd, tmp_path):
     Image.new("RGB", (32, 32), (9, 99, 199)).save("image.png")
     code, out, err = letkd("predict", "x.safetensors", "image.png", "--format", "json")
     assert (code, json.loads(out)) == (2, [])
-    assert "x.safetensors gives logits that are NaN or infinite" in err
+    assert "x.safetensors returns logits that are NaN or infinite" in err
 
 
 # ------------------------------------------------------------------------------------------------ a process of its own
@@ -250,7 +250,7 @@ def test_an_endless_loop_ends_in_time(tmp_path):
     process = ModelProcess(tmp_path / "x.onnx")
     process.seconds = 1.0
     with pytest.raises(
-        CheckpointError, match=r"x\.onnx gave no answer within 1 seconds and was stopped; allow more with `timeout=`"
+        CheckpointError, match=r"x\.onnx did not answer within 1 seconds and was stopped; raise the limit with `timeout=`"
     ):
         process(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     assert gone(process.child.pid)
@@ -262,7 +262,7 @@ def test_a_crash_is_a_sentence(tmp_path):
     (tmp_path / "x.pt2").write_bytes(
         hostile.as_program(hostile.edited(parts, "models/model.json", lambda table: table.update(guards_code=[code])))
     )
-    with pytest.raises(CheckpointError, match=r"x\.pt2 ended the process that ran it \(killed by SIGABRT\)"):
+    with pytest.raises(CheckpointError, match=r"x\.pt2 ended its process \(killed by SIGABRT\)"):
         open_model(tmp_path / "x.pt2", trust=True)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
 
 
@@ -278,7 +278,7 @@ def test_the_process_writes_no_large_files_and_has_limited_memory(tmp_path, monk
 
     with pytest.raises(CheckpointError, match="File too large"):
         doing(f"__import__('pathlib').Path('{tmp_path / 'made'}').write_bytes(bytes(2**21))")
-    monkeypatch.setattr(process, "most_memory", lambda: 2**31)
+    monkeypatch.setattr(process, "memory_limit", lambda: 2**31)
     with pytest.raises(CheckpointError, match="MemoryError"):
         doing("len(bytes(2**32)) > 0")
 

@@ -131,7 +131,7 @@ WRONG = [
     (["models", "--input", "64"], "--input '64': write height x width, as in 64x64"),
     (["models", "--input", "0x8"], "--input '0x8': write height x width"),
     (["models", "vgg8", "--input", "2x2"], "VGG was given one tensor [1, 3, 2, 2] and failed with RuntimeError"),
-    (["taps", "resnet8", "--input", "1x32x32"], "--input '1x32x32': images have 3 channels here"),
+    (["taps", "resnet8", "--input", "1x32x32"], "--input '1x32x32': images must have 3 channels"),
     (["taps", "resnet21"], "timm:NAME, torchvision:NAME, transformers:NAME, your own as package.module:callable"),
     (["eval", "resnet20"], "resnet20 is a network without weights; name them with --weights FILE"),
     (["eval", "resnet20", "--weights", "w.safetensors"], "name the data set with --data"),

@@ -96,8 +96,8 @@ def test_a_damaged_image_is_named_and_the_others_go_on(letkd, models, folder):
     [
         ("nothing.onnx", "images/a.png", "there is no model file nothing.onnx"),
         ("images", "images/a.png", "images is a folder; name a model file"),
-        ("images/notes.txt", "images/a.png", "is no model file: those end in .onnx, .pt2, .safetensors"),
-        ("bad.onnx", "images/a.png", "bad.onnx is damaged or no ONNX file"),
+        ("images/notes.txt", "images/a.png", "is not a model file: their names end in .onnx, .pt2, .safetensors"),
+        ("bad.onnx", "images/a.png", "bad.onnx is damaged or not in ONNX format"),
         ("bad.pt2", "images/a.png", "bad.pt2 was not opened: opening a torch.export file can run any code that is in it"),
         ("{safetensors}", "images/z.png", "there is no image or folder images/z.png"),
         ("{safetensors}", "empty", "the folder empty has no images"),

@@ -39,7 +39,7 @@ def test_a_recipe_file_that_names_code_asks_for_trust(letkd, stranger, tmp_path,
     method = ("--methods", "kd") if verb == "compare" else ("--method", "kd")
     code, _, err = letkd(verb, recipe, *method)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{recipe} names code that would run on this machine: {named}; read it, and add --trust" in err
+    assert f"{recipe} names code that would run on this machine: {named}; read it and add --trust" in err
     assert not (tmp_path / "ran").exists()
 
 

@@ -74,7 +74,7 @@ def test_a_student_with_layers_of_letkd(letkd, tmp_path):
     assert hub.ModelCard.load(tmp_path / "hub" / "README.md").data.license == "unknown"
     code, _, err = letkd("export", "runs/seed-0", "--to", "hub-folder", "--out", "runs")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--out runs holds other files" in err
+    assert "--out runs contains other files" in err
 
 
 def test_a_plain_network_opens_without_letkd(letkd, tmp_path, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_plain_network_opens_without_letkd(letkd, tmp_path, monkeypatch):
     with_letkd, without = code_blocks(card.text)
     assert len([line for line in without.splitlines() if line.strip()]) == 10
     assert "knowledge distillation with" not in card.text, "no teacher took part"
-    assert "| Test accuracy over seeds | unknown: one seed was trained |" in card.text
+    assert "| Test accuracy over seeds | unknown: only one seed was trained |" in card.text
     (folder / "mine.py").write_text(OWN)
     config = json.loads((folder / "config.json").read_text())
     without = without.replace("torch.zeros(1, 3", "torch.arange(3 * 32 * 32).reshape(1, 3").replace(
@@ -106,7 +106,7 @@ def test_wrong_uses_get_a_sentence(letkd, tmp_path, monkeypatch):
     code, _, err = letkd("train", "digits/tiny/ce", *SMALL, "--out", "run")
     assert code == 0, err
     code, _, err = letkd("export", "run", "--to", "hub-folder", "--int8")
-    assert (code, "leave --int8, --input, --opset, --batch and --size out" in err) == (2, True)
+    assert (code, "omit --int8, --input, --opset, --batch and --size" in err) == (2, True)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     code, _, err = letkd("export", "run", "--to", "hub-folder")
     assert (code, err.count("\n")) == (2, 1)

@@ -82,7 +82,7 @@ def test_a_search_from_the_first_trial_to_the_report(letkd, tmp_path, monkeypatc
     assert code == 0, err
     page = (tmp_path / "study" / "report.html").read_text()
     assert "Trials of study" in page
-    assert "Importance for the accuracy on validation" in page
+    assert "Importance for the validation accuracy" in page
     assert {"study-slices.png", "study-slices.svg"} <= {path.name for path in (tmp_path / "study" / "report").iterdir()}
     assert "trials/trial-0000" not in page, "trials are no rows of the tables"
 
@@ -166,7 +166,7 @@ def test_wrong_searches_get_a_sentence(letkd, tmp_path):
         ("digits/tiny/ce", *lr, "--launcher", "local:0"): "write the number of parallel runs, 1 to 256",
         ("digits/tiny/ce", *lr, "--launcher", "cloud"): "unknown launcher",
         ("digits/tiny/ce", *lr, "--launcher", "slurm:partion=x"): "unknown setting 'partion'; nearest: partition",
-        ("digits/tiny/ce", *lr, "--launcher", "local:2", "--jobs", 2): "give one of them",
+        ("digits/tiny/ce", *lr, "--launcher", "local:2", "--jobs", 2): "give only one of them",
     }.items():
         code, _, err = letkd("search", *given, "--out", tmp_path / "study")
         assert (code, err.count("\n")) == (2, 1), (given, err)

@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from letkd.cli.main import _told
+from letkd.cli.main import _explain
 from letkd.deploy.runners import open_model
 from letkd.distiller.student import save_student
 from letkd.models import create_model, load_weights
@@ -167,7 +167,7 @@ def outcome(path: Path) -> str:
     try:
         run(path)
     except Exception as error:
-        if _told(error)[1] == 2:
+        if _explain(error)[1] == 2:
             return "refused"
         return f"unexpected: {''.join(traceback.format_exception(error))}"
     return "opened"

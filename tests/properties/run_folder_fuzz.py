@@ -332,7 +332,7 @@ def run_case(ground: Ground, seed: int) -> Case:
 
 
 def _wrong(code: int, err: str) -> str:
-    if "foresaw" in err or "unexpected error" in err:
+    if "unexpected error" in err:
         return "unexpected error"
     if "Traceback" in err:
         return "traceback"

@@ -38,7 +38,7 @@ def test_rows_are_recipes_and_the_papers_numbers_stand_beside(name):
     grid = as_grid(analysis, "digits/tiny", values)
     assert [row[2].text for row in grid.rows] == [f"{51 + k}.00 ± 1.41" for k in range(len(values))]
     assert all(f"{mean:.2f}" in row[4].text for mean, row in zip(PRINTED[name], grid.rows, strict=True))
-    assert f"are for {analysis.pair}: another pair" in grid.notes[1]
+    assert f"are for {analysis.pair}, another pair" in grid.notes[1]
     assert f"are for {analysis.pair}." in as_grid(analysis, analysis.pair, values).notes[1]
 
 
@@ -60,7 +60,7 @@ def test_the_curve_has_ours_and_the_papers():
     assert list(lines[0].get_ydata())[:3] == [2, 4, 5]
     assert list(lines[1].get_ydata()) == PRINTED["k-inter"]
     axes = draw(as_chart(analysis, "digits/tiny", values)).axes[0]
-    assert axes.get_ylabel() == "points more than at K_inter 1"
+    assert axes.get_ylabel() == "difference from K_inter 1, points"
     assert list(axes.lines[0].get_ydata())[:3] == [0, 2, 3]
     assert list(axes.lines[1].get_ydata()) == pytest.approx([mean - 72.69 for mean in PRINTED["k-inter"]])
 
@@ -92,7 +92,7 @@ def test_cost_counts_the_layer():
     grid = layer_cost("resnet8_tiny", 10, batch=2, rounds=1)
     names = [row[0].text for row in grid.rows]
     assert names[0] == "resnet8_tiny alone"
-    assert names[1:3] == ["intermediate, K = 80 (8 a class)", "penultimate, K = 64"]
+    assert names[1:3] == ["intermediate, K = 80 (8 per class)", "penultimate, K = 64"]
     bare, layered = create_model("resnet8_tiny", num_classes=10), with_layer("resnet8_tiny", 10, "penultimate", 64)
     d = bare.fc.in_features
     more = sum(p.numel() for p in layered.parameters()) - sum(p.numel() for p in bare.parameters())
@@ -103,7 +103,7 @@ def test_cost_counts_the_layer():
 
 
 def test_a_wrong_name_is_told():
-    with pytest.raises(RecipeError, match=r"there is no analysis 'alpa'; there are: alpha, geometry, .*cost"):
+    with pytest.raises(RecipeError, match=r"unknown analysis 'alpa' .*; the analyses are alpha, geometry, .*cost"):
         find_analysis("alpa", "cost")
 
 

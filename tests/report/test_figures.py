@@ -13,7 +13,7 @@ from letkd.report.charts import Chart, Series, draw, draw_all
 from letkd.report.classes import class_chart, confusion_matrix, confusions, per_class
 from letkd.report.collect import Group, Run
 from letkd.report.curves import curves, health_charts
-from letkd.report.features import answer, correlation_difference, draw_differences, draw_planes, in_the_plane
+from letkd.report.features import correlation_difference, draw_differences, draw_planes, outputs, project
 from letkd.runs.evaluation import Predictions, predict
 from tests.conftest import Net, a_stream
 
@@ -100,12 +100,12 @@ def test_the_plane_is_the_first_two_principal_components():
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 5, 1, 1, 0.5, 0.1])
     from sklearn.decomposition import PCA
 
-    ours, theirs = in_the_plane(x), PCA(2).fit_transform(x.numpy())
+    ours, theirs = project(x), PCA(2).fit_transform(x.numpy())
     for k in range(2):
         assert abs(np.corrcoef(ours[:, k], theirs[:, k])[0, 1]) == pytest.approx(1, abs=1e-4)
     assert np.abs(ours).max() == pytest.approx(1)
-    assert in_the_plane(x[:, :1]).shape == (40, 2), "one feature makes a line"
-    mapped = in_the_plane(x, "tsne")
+    assert project(x[:, :1]).shape == (40, 2), "one feature makes a line"
+    mapped = project(x, "tsne")
     assert mapped.shape == (40, 2)
     assert not np.allclose(np.abs(mapped), np.abs(ours), atol=0.1)
 
@@ -113,10 +113,10 @@ def test_the_plane_is_the_first_two_principal_components():
 def test_feature_and_correlation_figures_hold_their_data():
     student = create_model("resnet8_tiny", num_classes=10)
     batch = Batch(torch.randn(6, 3, 32, 32), torch.arange(6))
-    found = answer(student, batch, step=4)
+    found = outputs(student, batch, step=4)
     torch.testing.assert_close(found.logits, student.eval()(batch.x))
     torch.testing.assert_close(student.fc(found.pooled), found.logits)
-    plane = in_the_plane(found.pooled)
+    plane = project(found.pooled)
     panel = draw_planes({"Teacher": plane, "Student": -plane}, batch.y, tuple("0123456789")).axes[1]
     np.testing.assert_allclose(panel.collections[0].get_offsets(), -plane)
     other = found.logits.clone()
@@ -126,8 +126,8 @@ def test_feature_and_correlation_figures_hold_their_data():
     np.testing.assert_allclose(difference.detach(), expected, atol=1e-9)
     image = draw_differences({"KD": difference.detach()}).axes[0].images[0].get_array()
     np.testing.assert_allclose(image, expected, atol=1e-9)
-    with pytest.raises(TapError, match="Net names no place 'pooled'"):
-        answer(Net(3), Batch(*a_stream()[0].__dict__.values()))
+    with pytest.raises(TapError, match="Net names no tap 'pooled'"):
+        outputs(Net(3), Batch(*a_stream()[0].__dict__.values()))
 
 
 def test_macs_by_hand():

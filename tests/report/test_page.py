@@ -10,7 +10,7 @@ import pytest
 from letkd.recipes import resolve
 from letkd.report.collect import find_groups
 from letkd.report.knowledge import knowledge
-from letkd.report.opened import Opened
+from letkd.report.opened import RunOpener
 from letkd.report.write import write_report
 from letkd.runs.folder import RunFolder
 from tests.report.browser import Browser
@@ -125,7 +125,7 @@ def test_health_by_epoch(browser, page):
 
 def test_a_location_tells_what_passes_there(browser, page, runs):
     group = next(group for group in find_groups([runs]) if group.method == "letkd-2")
-    opened = Opened()
+    opened = RunOpener()
     run = group.runs[0]
     sites = {one.site: one for one in knowledge(opened.distiller(run), opened.data(run))}
     one = sites["intermediate"]

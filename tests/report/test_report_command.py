@@ -11,7 +11,7 @@ from letkd.cli.main import main
 from letkd.distiller.student import load_student
 from letkd.models.cost import macs
 from letkd.report.collect import find_groups
-from letkd.report.opened import Opened
+from letkd.report.opened import RunOpener
 
 
 def test_it_writes_the_page_and_files_for_papers(runs, report):
@@ -43,9 +43,11 @@ def test_what_is_not_at_hand_is_left_out_with_a_sentence(runs, tmp_path):
     shutil.copytree(runs / "letkd-2" / "seed-0", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "last")
     (group,) = find_groups([tmp_path / "run"])
-    opened = Opened()
+    opened = RunOpener()
     assert opened.attempt("knowledge", lambda: opened.distiller(group.runs[0])) is None
-    assert opened.missing == [f"knowledge left out: {tmp_path / 'run'} has no checkpoint in last/, and the templates are in it"]
+    assert opened.missing == [
+        f"knowledge left out: {tmp_path / 'run'} has no checkpoint in last/, which contains the templates"
+    ]
 
 
 def test_code_that_a_recipe_names_is_not_run(runs, tmp_path):
@@ -54,10 +56,10 @@ def test_code_that_a_recipe_names_is_not_run(runs, tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\ndef net(num_classes): pass\n")
     recipe.write_text(recipe.read_text().replace('model = "resnet8_tiny"', f'model = "{tmp_path}/evil.py:net"'))
     (group,) = find_groups([tmp_path / "run"])
-    opened = Opened()
+    opened = RunOpener()
     for open_it in (opened.distiller, opened.teacher):
         assert opened.attempt("knowledge", lambda open_it=open_it: open_it(group.runs[0])) is None
-    assert "none of the zoo, and code is not run because a file names it; where you trust it, add --trust" in opened.missing[0]
+    assert "not in the zoo; code named in a file is not run unless you trust it and add --trust" in opened.missing[0]
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path, monkeypatch, capsys):
@@ -65,4 +67,4 @@ def test_a_folder_without_runs_is_one_sentence(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err

@@ -23,4 +23,4 @@ def test_rates_on_a_logarithmic_axis_are_plain_numbers(lrs, wanted):
 
 def test_the_legend_names_only_what_is_shown():
     figure = slices(a_study([0.001, 0.03, 0.5]))
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["ended", "best"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["complete", "best"]

@@ -14,7 +14,7 @@ from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
 from letkd.report.curves import training
 from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
-from letkd.report.paper import ORDER, named_methods, paper_results, place
+from letkd.report.paper import ORDER, named_methods, paper_results, table_position
 from letkd.report.tables import as_markdown as rows_as_markdown
 from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
@@ -80,9 +80,9 @@ def test_the_order_is_the_papers():
         if data in ("cifar100", "tiny-imagenet", "imagenet"):
             tables.setdefault(f"{data}/{pair}", []).append(method)
     for held in tables.values():
-        main = [method for method in held if place(method) <= place("letkd-2")]
-        assert main == sorted(main, key=place)
-    assert place("a method of somebody's own") == place(None) > place("fitnet-letkd-1")
+        main = [method for method in held if table_position(method) <= table_position("letkd-2")]
+        assert main == sorted(main, key=table_position)
+    assert table_position("a method of somebody's own") == table_position(None) > table_position("fitnet-letkd-1")
 
 
 def test_rows_columns_means_and_the_papers_numbers(tmp_path):
@@ -107,11 +107,11 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         "test %, last epoch",
         "n",
         "Δ to Student",
-        "test %, best on val.",
+        "test %, best validation epoch",
         "paper",
         "parameters",
         "MACs",
-        "time a run",
+        "time per run",
     ]
     assert [cell.text for cell in grid.rows[2]] == [
         *("letKD-2", "73.00 ± 1.41", "2", "+3.00 (1)", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
@@ -143,7 +143,7 @@ def test_numbers_that_are_not_the_papers_name_their_source_and_mark(tmp_path):
     grid = detail(PAIR, groups, {})
     assert [(row[5].text, row[5].below) for row in grid.rows] == [("71.43", "best test epoch"), ("71.75 ± 0.30", "")]
     source = "README of sunshangquan/logit-standardization-KD"
-    assert f"KD-LS: 71.43 is no number of the paper; published in: {source}." in grid.notes
+    assert f"KD-LS: 71.43 is not from the paper; source: {source}." in grid.notes
     rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
     assert (rows[0]["paper_mean"], rows[0]["paper_source"], rows[0]["paper_mark"]) == ("71.43", source, "best test epoch")
 
@@ -183,15 +183,17 @@ def test_other_settings_make_another_row_and_are_told(tmp_path):
         "letKD-2 (letkd.sites.intermediate.supervision.K 8)",
     ]
     notes = " ".join(detail(PAIR, groups, {}).notes)
-    assert f"settings other than the recipe's: {key} = 16." in notes
+    assert f"settings that differ from the recipe: {key} = 16." in notes
 
 
 def test_how_good_the_teacher_was_stands_below_the_table(tmp_path):
     a_run(tmp_path / "a", f"{PAIR}/kd", 70.0)
-    assert "teacher gave" not in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
+    assert "Accuracy of the teacher" not in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
     path = tmp_path / "a" / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "teacher_top1": 72.5}))
-    assert "The teacher gave 72.50 % on validation images" in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)
+    assert "Accuracy of the teacher before training: 72.50 % on validation images" in " ".join(
+        detail(PAIR, find_groups([tmp_path]), {}).notes
+    )
 
 
 def test_what_is_not_finished_is_not_counted(tmp_path):
@@ -200,7 +202,7 @@ def test_what_is_not_finished_is_not_counted(tmp_path):
     (group,) = find_groups([tmp_path])
     grid = detail(PAIR, [group], {})
     assert grid.rows[0][2].text == "1"
-    assert "KD: 1 of 2 runs not finished, and not counted." in grid.notes
+    assert "KD: 1 of 2 runs are not finished and not counted." in grid.notes
 
 
 def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path, monkeypatch):
@@ -220,9 +222,9 @@ def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path,
 
 
 def test_folders_without_runs_are_told(tmp_path):
-    with pytest.raises(RunError, match=r"holds no run: there is no recipe\.toml"):
+    with pytest.raises(RunError, match=r"contains no run: there is no recipe\.toml"):
         find_groups([tmp_path])
-    with pytest.raises(RunError, match="is no folder"):
+    with pytest.raises(RunError, match="is not a folder"):
         find_groups([tmp_path / "nowhere"])
     a_run(tmp_path / "run", f"{PAIR}/kd", 70.0)
     (tmp_path / "run" / "result.json").write_text('{"last_test": 1')

@@ -86,7 +86,7 @@ def test_what_was_decided_is_kept_and_trained_like_any_number_of_epochs(letkd, t
     students = [read_state_dict(tmp_path / name / "student.safetensors") for name in ("timed", "plain")]
     assert same_state(*students)
     code, _, err = letkd(*command, "--time", "30s", "--epochs", 2, "--out", tmp_path / "both")
-    assert (code, "leave out one of them" in err) == (2, True)
+    assert (code, "give only one of them" in err) == (2, True)
     assert not (tmp_path / "both").exists()
     code, _, err = letkd(*command, "--time", "30s", "--set", "epochs=9", "--out", tmp_path / "both")
-    assert (code, "--set train.epochs=9 and --time 30s: leave out one of them" in err) == (2, True)
+    assert (code, "--set train.epochs=9 and --time 30s: give only one of them" in err) == (2, True)

@@ -11,7 +11,7 @@ import letkd.methods as methods
 from letkd.distiller import Distiller
 from letkd.errors import LetkdError
 from letkd.models import load_weights, save_weights
-from letkd.report.tap_table import look
+from letkd.report.tap_table import inspect_taps
 from letkd.taps import check_model
 from tests.conftest import SIZE, Net, a_net, images
 
@@ -187,7 +187,7 @@ def test_what_is_refused_and_why(name, letkd_taps):
     code, said = letkd_taps(make())
     assert (code, said.count("\n")) == (2, 1)
     with pytest.raises(LetkdError, match=sentence):
-        look(make(), (3, *SIZE))
+        inspect_taps(make(), (3, *SIZE))
 
 
 @pytest.mark.parametrize("name", NO_LOGITS)
@@ -220,7 +220,7 @@ def test_a_module_that_runs_twice_is_no_site_and_is_marked(letkd_taps):
     code, said = letkd_taps(Twice())
     assert code == 0
     (line,) = [line for line in said.splitlines() if line.startswith("last ")]
-    assert "runs 2 times: no place for a tap; the same module as alias" in line
+    assert "runs 2 times: cannot have a tap; the same module as alias" in line
     (proposed,) = [line for line in said.splitlines() if line.startswith("as student")]
     assert "--tap penultimate=first " in proposed
     assert "last" not in proposed, "what runs twice is not proposed"

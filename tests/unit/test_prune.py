@@ -104,9 +104,9 @@ def test_prune_to_a_number(stream):
     assert torch.isfinite(logits(student, stream)).all()
     student, layers = prune_to(a_folded_student(), stream, 14)
     assert [layer.kept for layer in layers] == [13, 14]
-    with pytest.raises(ExportError, match="pruning to 0 templates was asked for; a layer keeps at least 1"):
+    with pytest.raises(ExportError, match="cannot prune to 0 templates; a layer keeps at least 1"):
         prune_to(a_folded_student(), stream, 0)
-    with pytest.raises(ExportError, match="has no KD layer, so that there is nothing to prune"):
+    with pytest.raises(ExportError, match="has no KD layer, so there is nothing to prune"):
         prune_to(a_net(4, seed=0), stream, 5)
 
 
@@ -145,7 +145,7 @@ def test_shrink_says_what_it_needs(tmp_path):
     source = Source(tmp_path, a_folded_student(), Facts(num_classes=3), None)
     with pytest.raises(ExportError, match="pruning needs the training images"):
         shrink(source, "auto")
-    with pytest.raises(ExportError, match="`prune=some`: say never, auto, or how many templates"):
+    with pytest.raises(ExportError, match="`prune=some`: use never, auto, or the number of templates"):
         shrink(Source(tmp_path, source.student, source.facts, data), "some")
     train, held, name = hold_out(data)
     assert name == "a tenth of the training split"

@@ -147,7 +147,7 @@ def test_bombs_of_brackets(tmp_path, said):
 def test_as_an_exported_program(bomb, tmp_path):
     """What is in it does not matter: it is not opened. tests/end_to_end/test_hostile_files.py has files that would do harm."""
     (tmp_path / "evil.pt2").write_bytes(bomb)
-    with pytest.raises(LetkdError, match=r"evil\.pt2 was not opened: .*; if you trust where it comes from, add `trust=True`"):
+    with pytest.raises(LetkdError, match=r"evil\.pt2 was not opened: .*; if you trust its source, add `trust=True`"):
         open_model(tmp_path / "evil.pt2")
 
 

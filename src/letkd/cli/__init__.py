@@ -1,1 +1,1 @@
-"""The command line: one file a verb. Nothing here imports torch before a verb needs it."""
+"""The command line: one file per command. torch is imported only when a command needs it."""

@@ -1,4 +1,4 @@
-"""`letkd analyse`: the paper's analyses, each one command."""
+"""`letkd analyse`: the paper's analyses."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,11 +18,12 @@ def analyse(
     name: Annotated[
         str, typer.Argument(help="alpha, geometry, k-inter, 3x3, multi-layer, fitnet or cost.", show_default=False)
     ],
-    pair: Annotated[str | None, typer.Option(help="A pair such as cifar100/rn56-rn20.", show_default="the paper's")] = None,
+    pair: Annotated[str | None, typer.Option(help="Pair, such as cifar100/rn56-rn20.", show_default="the paper's")] = None,
     data: Annotated[
-        str | None, typer.Option(help="Instead of a pair: the first one of this data set, e.g. digits.", show_default=False)
+        str | None,
+        typer.Option(help="Use the first pair of this data set (e.g. digits) instead of --pair.", show_default=False),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each row.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds per row.")] = 3,
     classes: Annotated[
         int | None, typer.Option(min=2, help="For cost: number of classes.", show_default="the data set's")
     ] = None,
@@ -32,13 +33,14 @@ def analyse(
     quick: o.Quick = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for runs and tables, shared by the analyses.", show_default="runs/analyse-<pair>"),
+        typer.Option(help="Folder for runs and tables; all analyses of a pair share it.", show_default="runs/analyse-<pair>"),
     ] = None,
 ) -> None:
-    """Run an analysis of the paper and print its table, the paper's numbers beside. Stopped half-way, the same command goes on.
+    """Run an analysis of the paper and print its table next to the paper's numbers. Run the same command again to resume.
 
-    alpha: the parts of letKD-2. geometry: LDA on the student's features. k-inter: sub-classes a class. 3x3: kernels against K-means.
-    multi-layer: QUEST and letKD at two layers. fitnet: with and without layer and supervision. cost: time by K; trains nothing.
+    alpha: the parts of letKD-2. geometry: LDA on the student's features. k-inter: sub-classes per class. 3x3: kernels instead of
+    K-means centres. multi-layer: QUEST and letKD at two layers. fitnet: with and without layer and supervision. cost: inference
+    time by K, without training.
     """
     from letkd.recipes import list_pairs, resolve
     from letkd.report.analyses import ANALYSES, find_analysis
@@ -71,7 +73,7 @@ def analyse(
     if analysis.measure is None:
         found = [[r.last_test for r in results[line.name] if r.last_test is not None] for line in analysis.lines]
     else:
-        runs = {name: sorted((folder / name).glob("seed-*"))[: len(held)] for name, held in results.items()}
+        runs = {name: sorted((folder / name).glob("seed-*"))[: len(row)] for name, row in results.items()}
         found = analysis.measure(analysis.lines, runs)
     notes = [f"{row.title} {row.note}." for row in rows if row.note]
     _show(as_grid(analysis, pair, found, notes), folder, name)
@@ -84,7 +86,7 @@ def analyse(
 
 
 def _show(grid: "Grid", folder: Path, name: str) -> None:
-    """Print a table, and keep it as Markdown, LaTeX and CSV."""
+    """Print a table and save it as Markdown, LaTeX and CSV."""
     from rich.console import Console
 
     from letkd.files import write_whole

@@ -1,4 +1,4 @@
-"""`letkd list`: every cell of the tables, with the paper's or another published number."""
+"""`letkd list`: every cell (pair and method) with its published accuracy."""
 
 from typing import Annotated
 
@@ -9,10 +9,11 @@ from letkd.errors import RecipeError, nearest
 
 def cells(
     text: Annotated[
-        str | None, typer.Option("--filter", metavar="TEXT", help="Only cells with this in their name.", show_default=False)
+        str | None,
+        typer.Option("--filter", metavar="TEXT", help="Only cells whose name contains this text.", show_default=False),
     ] = None,
 ) -> None:
-    """List every cell, a pair and a method, with the top-1 accuracy in per cent that the paper or another source reports for it."""
+    """List every cell (a pair and a method) with the top-1 accuracy in per cent reported by the paper or another source."""
     from letkd.recipes import list_cells
     from letkd.report.paper import paper_result
 

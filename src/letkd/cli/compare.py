@@ -1,4 +1,4 @@
-"""`letkd compare`: several methods side by side, from one command."""
+"""`letkd compare`: compare several methods on the same student."""
 
 import re
 from pathlib import Path
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 def compare(
     pair: Annotated[
         str | None,
-        typer.Argument(help="A pair such as digits/tiny, or a TOML file of your own.", show_default=False),
+        typer.Argument(help="Pair, such as digits/tiny, or your own TOML file.", show_default=False),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Instead of a pair: the first one of this data set.", show_default=False)
+        str | None, typer.Option(help="Use the first pair of this data set instead of PAIR.", show_default=False)
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods, rows that your file defines, or groups: paper, modern, all.",
+            help="Comma-separated methods, rows defined in your file, or groups: paper, modern, all.",
             show_default="your file's rows, or all",
         ),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="ROW", help="Row that the others are compared with, seed by seed.", show_default="the first"),
+        typer.Option(metavar="ROW", help="Row to compare the other rows with, seed by seed.", show_default="the first"),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds per method.")] = 3,
     jobs: o.Jobs = 1,
     launcher: o.LauncherSpec = None,
     cache: o.Cache = False,
@@ -48,7 +48,7 @@ def compare(
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs.", show_default="runs/compare-<pair>")] = None,
 ) -> None:
-    """Teach the same student by several methods and print one table. Run the same command again to resume."""
+    """Train the same student with several methods and print one table. Run the same command again to resume."""
     from letkd.recipes import list_pairs, resolve_with_sources
     from letkd.training.trackers import parse_trackers
 
@@ -58,7 +58,7 @@ def compare(
             raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
     rows = _rows(pair, methods)
     if against is not None and against not in rows:
-        raise RecipeError(f"--against {against!r} is no row of this comparison; nearest: {nearest(against, rows)}")
+        raise RecipeError(f"--against {against!r} is not a row of this comparison; nearest: {nearest(against, rows)}")
     name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
     folder = out or Path("runs") / f"compare-{name}{f'-{preset}' if preset else ''}{'-quick' if quick else ''}"
     values = [f"train.cache_views={o.CACHE_VIEWS}"] if cache else []
@@ -82,7 +82,7 @@ def compare(
 
 
 def _rows(pair: str, methods: str | None) -> list[str]:
-    """The rows to compare, each once."""
+    """The rows to compare, without duplicates."""
     from letkd.recipes import list_rows, resolve
     from letkd.report.paper import named_methods
 
@@ -90,10 +90,13 @@ def _rows(pair: str, methods: str | None) -> list[str]:
     if pair.endswith(".toml"):
         own = list_rows(pair)
         if odd := [row for row in own if not re.fullmatch(r"\w[\w.+-]*", row)]:
-            raise RecipeError(f"{pair}: the row {odd[0]!r} cannot name a folder; use letters, digits, dots and dashes")
+            raise RecipeError(
+                f"{pair}: the row name {odd[0]!r} cannot be used as a folder name; use letters, digits, dots and dashes"
+            )
         if found := resolve(pair, method="ce").methods:
             raise RecipeError(
-                f"{pair} has methods of its own ({', '.join(found)}), which every row would get; move them into a [rows.NAME] table"
+                f"{pair} has a top-level [methods] table ({', '.join(found)}), which would apply to every row; move it into a "
+                "[rows.NAME] table"
             )
     if methods is None and own:
         return own
@@ -116,7 +119,7 @@ def show(
     launcher: "Launcher | None" = None,
     log: tuple[str, ...] | None = None,
 ) -> None:
-    """Run the comparison, print the table and keep it as `table.md` beside the runs."""
+    """Run the comparison, print the table and save it as `table.md` in the folder of the runs."""
 
     from letkd.files import write_whole
     from letkd.progress import show

@@ -1,4 +1,4 @@
-"""`letkd data`: get a data set, and check what is there."""
+"""`letkd data`: download and check data sets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,17 +14,17 @@ SHOWN = 20
 
 @app.callback()
 def data() -> None:
-    """Get data sets and check them."""
+    """Download and check data sets."""
 
 
 @app.command("get")
 def get(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", show_default=False)],
-    root: Annotated[Path, typer.Option(help="Folder to put it in; name the same one with --root when training.")] = Path(
+    root: Annotated[Path, typer.Option(help="Folder to store it in; pass the same folder as --root when training.")] = Path(
         "data"
     ),
 ) -> None:
-    """Download a data set from its authors, check and unpack it. A download that broke off goes on when called again."""
+    """Download a data set from its authors, check it and unpack it. Run the same command again to resume an interrupted download."""
     from letkd.data.get import get_data
 
     home = get_data(name, root.expanduser())
@@ -36,22 +36,29 @@ def check(
     name: Annotated[
         str,
         typer.Argument(
-            help="digits, cifar10, cifar100, tiny-imagenet, imagenet, or folder for a tree of yours.", show_default=False
+            help="digits, cifar10, cifar100, tiny-imagenet, imagenet, or folder for your own image tree.", show_default=False
         ),
     ],
-    root: Annotated[Path | None, typer.Option(help="Folder that it lies in.", show_default=False)] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder with its files.", show_default=False)] = None,
     workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that decode image files.")] = 4,
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIDE|HxW", help="As data.size: say what networks get at this size.", show_default="the data set's"
+            metavar="SIDE|HxW",
+            help="Image size, as data.size: report what networks receive at this size.",
+            show_default="the data set's",
         ),
     ] = None,
     resize: Annotated[
-        int | None, typer.Option(min=1, help="As data.resize.", show_default="8/7 of the size, or none if files have the size")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Shorter side before cropping, as data.resize.",
+            show_default="8/7 of the size, or none if files have the size",
+        ),
     ] = None,
 ) -> None:
-    """Read all of a data set and say what is there and what is wrong: missing, damaged or foreign files, counts, checksums."""
+    """Read a whole data set and report its contents and any problems: missing, damaged or foreign files, counts, checksums."""
     from rich.table import Table
     from rich.text import Text
 
@@ -83,11 +90,11 @@ def check(
     if len(wrong) > SHOWN:
         print(f"… and {len(wrong) - SHOWN:,} more")
     if wrong:
-        raise DataError(f"{name}: {len(wrong):,} thing(s) wrong, as listed above")
+        raise DataError(f"{name}: {len(wrong):,} problem(s), listed above")
 
 
 def _sizes(sizes: dict[tuple[int, int], int]) -> str:
-    """One size as it is, several as the range of each side."""
+    """A single size as it is; several sizes as the range of each side."""
     if len(sizes) == 1:
         ((w, h),) = sizes
         return f"{w}x{h}"

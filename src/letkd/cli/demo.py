@@ -1,4 +1,4 @@
-"""`letkd demo`: the whole job on embedded data, in minutes."""
+"""`letkd demo`: the whole workflow on built-in data, in minutes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,17 +9,17 @@ from letkd.cli import options as o
 from letkd.cli.compare import show
 
 METHODS = ("ce", "kd", "quest", "letkd-1", "letkd-2")
-# One row more: to each of letKD-1's batches as many images without labels, of all those that the others leave out.
+# An extra row: letKD-1 with as many unlabelled as labelled images per batch, taken from the images that the other rows do not use.
 UNLABELLED = "letKD-1, other images without labels"
 SETTINGS = (f"title={UNLABELLED!r}", "data.unlabelled='rest'", "data.unlabelled_share=0.5", "data.batch_size=32")
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
-    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds for each method.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds per method.")] = 3,
     settings: o.Settings = None,
 ) -> None:
-    """Train a teacher on scikit-learn's digits, then the same small student by five methods, compare, and write a report."""
+    """Train a teacher on scikit-learn's digits, then the same small student with five methods; compare them and write a report."""
     from letkd.training.trials import Variant
 
     title = "digits: one small student, six ways to teach it"

@@ -1,4 +1,4 @@
-"""`letkd eval`: the accuracy of a trained student, or of any network with weights from elsewhere."""
+"""`letkd eval`: accuracy of a trained student, or of any network with given weights."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ def evaluate(
     what: Annotated[
         str,
         typer.Argument(
-            help="A run folder, a student.safetensors or .onnx file (.pt2 with --trust), or with --weights a network.",
+            help="Run folder, student.safetensors or .onnx file (.pt2 with --trust); with --weights, the name of a network.",
             show_default=False,
         ),
     ],
@@ -24,26 +24,32 @@ def evaluate(
     root: o.Root = None,
     student: Annotated[
         str | None,
-        typer.Option(help="The network, where the file holds plain weights or it is not of the zoo.", show_default=False),
+        typer.Option(help="Network, if the file holds only weights or the network is not in the zoo.", show_default=False),
     ] = None,
-    split: Annotated[Literal["test", "val", "train"], typer.Option(help="Which split.")] = "test",
+    split: Annotated[Literal["test", "val", "train"], typer.Option(help="Split to evaluate on.")] = "test",
     mean: Annotated[
-        str | None, typer.Option(metavar="R,G,B", help="Normalisation that the weights know.", show_default="the data set's")
+        str | None,
+        typer.Option(metavar="R,G,B", help="Mean that the network's input is normalised with.", show_default="the data set's"),
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Likewise.", show_default="the data set's")] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,G,B", help="Standard deviation that the input is normalised with.", show_default="the data set's"
+        ),
+    ] = None,
     size: Annotated[
         str | None,
         typer.Option(
             metavar="SIDE|HxW",
-            help="Size that image files are scaled and cropped to.",
+            help="Size to scale and crop image files to.",
             show_default="the weights' own, then the network's",
         ),
     ] = None,
     trust: o.TrustFile = False,
     timeout: o.Timeout = 600.0,
 ) -> None:
-    """Evaluate a student on a split of its data set, or of another with the same classes; or any network: `letkd eval resnet56_a
-    --weights resnet56.safetensors --data cifar10 --root FOLDER`.
+    """Evaluate a student on a split of its data set, or of another data set with the same classes. To evaluate any network: `letkd
+    eval resnet56_a --weights resnet56.safetensors --data cifar10 --root FOLDER`.
     """
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`letkd fit`: the offline part alone."""
+"""`letkd fit`: fit the teacher's supervision without training."""
 
 from typing import Annotated
 
@@ -20,9 +20,9 @@ def fit(
     settings: o.Settings = None,
     trust: o.Trust = False,
     out: o.Out = None,
-    force: Annotated[bool, typer.Option("--force", help="Fit even if a fitted file matches.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fit even if a matching fitted file exists.")] = False,
 ) -> None:
-    """Fit the teacher's supervision (Alg. 1 and 2) and save it; what is there already and matches costs nothing."""
+    """Fit the teacher's supervision (Alg. 1 and 2) and save it. A matching file that exists is reused."""
     recipe = o.recipe_from(
         cell,
         method=method,

@@ -1,4 +1,4 @@
-"""What the library says of arguments, in the words of the command line."""
+"""Messages of the library with its arguments written as command-line options."""
 
 import logging
 import re
@@ -13,14 +13,14 @@ def in_flags(text: str) -> str:
     """Arguments in a message as options: ``"name it with `root=FOLDER`"`` becomes ``"name it with --root FOLDER"``.
 
     Examples:
-        >>> in_flags("leave `size=` out, or add `force=True`, or use `optim.clip=5`")
-        'leave --size out, or add --force, or use --set optim.clip=5'
+        >>> in_flags("omit `size=`, add `force=True`, or use `optim.clip=5`")
+        'omit --size, add --force, or use --set optim.clip=5'
     """
     text = ARGUMENT.sub(lambda found: _option(found[1], found[2]), text)
     return KEY.sub(lambda found: f"--set {found[1]}", text)
 
 
-OTHER_NAMES = {"model": "student"}  # arguments whose option is named otherwise
+OTHER_NAMES = {"model": "student"}  # arguments whose option has another name
 
 
 def _option(name: str, value: str) -> str:
@@ -38,6 +38,6 @@ _in_flags = _InFlags()
 
 
 def show_messages() -> None:
-    """Show what the library logs, and progress bars."""
+    """Show the library's log messages and progress bars."""
     to_screen.addFilter(_in_flags)
     set_quiet(False)

@@ -71,7 +71,7 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def options(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
-    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
 ) -> None:
     global _debug
     _debug = debug
@@ -81,74 +81,75 @@ def main() -> None:
     """Run the command line and exit.
 
     Exit codes: 0 done, 2 wrong input (one sentence), 75 stopped by SIGTERM or Ctrl-C and can be resumed, 130 stopped at once by
-    Ctrl-C, 1 unexpected error (one sentence; among several processes the traceback, which says whose it is).
+    Ctrl-C, 1 unexpected error (one sentence; a traceback if several processes run, because it names the process).
     """
     _open_streams()
     keep_large_blocks()
     wait_passively()
     show_messages()
     try:
-        with immediate_stop() as wish:
+        with immediate_stop() as request:
             try:
                 app()
             except BaseException as error:
-                told = _stop_of(error, asked=wish.asked)
-                if told is None:
+                ending = _stop_of(error, asked=request.asked)
+                if ending is None:
                     raise
-                _say(told[0])
-                sys.exit(told[1])
+                _say(ending[0])
+                sys.exit(ending[1])
     except Exception as error:
-        sentence, code = _told(error)
+        sentence, code = _explain(error)
         if _debug or (code == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1):
             raise
         _say(sentence)
         sys.exit(code)
     finally:
-        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # from here on the exit code stands
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # a signal no longer changes the exit code
 
 
 def _stop_of(error: BaseException, *, asked: bool) -> tuple[str, int] | None:
-    """The sentence and exit code where a command ended because it was stopped; None where it was not.
+    """The sentence and exit code if a command ended because it was stopped; None if it was not.
 
     Args:
-        asked: SIGTERM came. Whatever the command ended with is then taken for its consequence, as other libraries may turn the
-            exception into one of theirs or lose it.
+        asked: whether SIGTERM was received. Any error is then attributed to it, because other libraries may replace or swallow
+            the exception.
     """
     if isinstance(error, Stopped):
         return str(error), RESUME_ME
     if asked:
         return STOPPED, RESUME_ME
-    if isinstance(error, SystemExit) and error.code == 130:  # what typer makes of Ctrl-C
+    if isinstance(error, SystemExit) and error.code == 130:  # typer's exit code for Ctrl-C
         return STOPPED, 130
     return None
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """What went wrong, in a sentence, and the exit code."""
+def _explain(error: Exception) -> tuple[str, int]:
+    """One sentence on what went wrong, and the exit code."""
     if isinstance(error, LetkdError):
         return str(error), 2
     if isinstance(error, RecursionError):
-        return "an input is nested too deeply to be read; flatten it", 2
+        return "an input is too deeply nested to be read; flatten it", 2
     if (library := _being_imported(error)) is not None:
         return (
-            f"{library} could not be imported ({_root(error)}); check its installation, the memory that this process may use "
-            "(`ulimit -v`) and environment variables that configure it (such as TORCH_LOGS)",
+            f"{library} could not be imported ({_root(error)}); check its installation, the memory limit of this process "
+            "(`ulimit -v`) and environment variables that configure the library (such as TORCH_LOGS)",
             2,
         )
     lines = str(error).splitlines() or [type(error).__name__]
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-        return f"there is not enough memory ({lines[0]}); choose smaller sizes: data.batch_size, data.size, K", 2
+        return f"not enough memory ({lines[0]}); reduce data.batch_size, data.size or K", 2
     if isinstance(error, OSError):
-        where = "" if error.filename is None else f"{str(error.filename)!r:.300}: "
-        return f"{where}{error.strerror or lines[0]}; check the path and its rights", 2
+        path = "" if error.filename is None else f"{str(error.filename)!r:.300}: "
+        return f"{path}{error.strerror or lines[0]}; check the path and its permissions", 2
     return (
-        f"an error that nobody foresaw, {type(error).__name__}: {lines[0]}; the same command after `letkd --debug` shows where",
+        f"unexpected error, {type(error).__name__}: {lines[0]}; this is a bug: please report it with the "
+        "traceback that `letkd --debug …` shows",
         1,
     )
 
 
 def _being_imported(error: Exception) -> str | None:
-    """The library in whose import an error arose, if it did."""
+    """The library whose import raised the error; None if no import did."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if frame.f_code.co_name == "<module>" and library not in ("letkd", "__main__"):
@@ -157,21 +158,21 @@ def _being_imported(error: Exception) -> str | None:
 
 
 def _root(error: BaseException) -> str:
-    """The kind and the first line of the error that another one was raised from."""
+    """Type and first line of the original cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def _open_streams() -> None:
-    """Open what the caller closed (`2>&-`): files opened later would take the places of standard output and error."""
+    """Open the standard streams that the caller closed (`2>&-`); otherwise files opened later would take their descriptors."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open until the process ends
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold anything
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain any bytes
 
 
 def _say(sentence: str) -> None:

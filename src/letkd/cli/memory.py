@@ -1,4 +1,4 @@
-"""Large tensors without page faults: glibc's allocator told to keep big blocks instead of giving them back at every free."""
+"""Large tensors without page faults: glibc's allocator keeps big freed blocks instead of returning them to the system."""
 
 import ctypes
 import os
@@ -9,11 +9,11 @@ VARIABLE = "LETKD_MALLOC"
 
 
 def keep_large_blocks() -> bool:
-    """Let freed blocks of up to 1 GB be used again by this process; says whether that was done.
+    """Let this process reuse freed blocks of up to 1 GB; returns whether the setting was applied.
 
-    By default glibc maps every block over 32 MB anew and unmaps it when it is freed, so each K-wide tensor of a step (67 MB at
-    K = 4096 and 64 images) is page-faulted from the start. Done on Linux with glibc, unless LETKD_MALLOC=0. The command line
-    does it; in a program of your own call it once, before the first large tensor. The process then holds on to its peak memory.
+    By default glibc maps a new block for every allocation over 32 MB and unmaps it when it is freed, so each K-wide tensor of a step
+    (67 MB at K = 4096 and 64 images) causes page faults. Applied on Linux with glibc, unless LETKD_MALLOC=0. The command line calls
+    it; in your own program, call it once, before the first large tensor. The process then keeps its peak memory.
     """
     if os.environ.get(VARIABLE, "1") == "0" or platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False

@@ -1,14 +1,14 @@
-"""`letkd methods`: what there is to teach a student with."""
+"""`letkd methods`: list the distillation methods."""
 
 
 def methods() -> None:
-    """List every method: its paper, its loss, what it reads, what it adds to the student, its defaults."""
+    """List every method: its paper, its loss, what it reads from the teacher, what it adds to the student, its defaults."""
     from rich.console import Console
     from rich.markdown import Markdown
 
     from letkd.progress import bar
     from letkd.report.method_cards import as_markdown
 
-    with bar("looking at the methods", None):
+    with bar("reading the methods", None):
         page = as_markdown()
     Console().print(Markdown(page))

@@ -1,4 +1,4 @@
-"""`letkd models`: the networks of the zoo, in figures."""
+"""`letkd models`: the networks of the zoo with their sizes and costs."""
 
 from typing import Annotated
 
@@ -9,17 +9,17 @@ from letkd.cli import options as o
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="All where none is named.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to list; all if omitted.", show_default=False)
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--input", metavar="HxW", help="Images of another size.", show_default="each network's own")
+        str | None, typer.Option("--input", metavar="HxW", help="Image size.", show_default="each network's own")
     ] = None,
     num_classes: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Logits.", show_default="100, for ImageNet 1000")
+        int | None, typer.Option(min=1, max=1_000_000, help="Number of classes.", show_default="100, for ImageNet 1000")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the networks of the zoo: parameters, MACs for one image, maps at the places that methods read."""
+    """List the networks of the zoo: parameters, MACs per image, and shapes of the feature maps that methods read."""
     image = None if size is None else o.image_size(size)
 
     from rich.console import Console
@@ -27,7 +27,7 @@ def models(
     from letkd.progress import bar
     from letkd.report.model_cards import as_json, as_rich, cards
 
-    with bar("looking at the networks", None):
+    with bar("reading the networks", None):
         found = cards(names or (), size=None if image is None else image[1:], num_classes=num_classes)
     if json:
         from json import dumps
@@ -35,7 +35,7 @@ def models(
         print(dumps(as_json(found), indent=1))
     else:
         table = as_rich(found)
-        # A cell that is cut says nothing, so a narrow terminal gets long lines.
+        # Truncated cells are useless, so a narrow terminal gets long lines.
         console = Console()
         console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how they become a recipe."""
+"""Options shared by several commands, and how they become a recipe."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 Cell = Annotated[
     str | None,
-    typer.Argument(help="A cell such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file of your own.", show_default=False),
+    typer.Argument(help="Cell, such as cifar100/rn56-rn20/letkd-2, a pair, or your own TOML file.", show_default=False),
 ]
-Method = Annotated[str | None, typer.Option(help="A row of the table: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
+Method = Annotated[str | None, typer.Option(help="Method: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
 Data = Annotated[
     str | None,
-    typer.Option(help="digits, cifar10, cifar100, tiny-imagenet, imagenet, folder or images (no labels).", show_default=False),
+    typer.Option(
+        help="Data set: digits, cifar10, cifar100, tiny-imagenet, imagenet, folder or images (no labels).", show_default=False
+    ),
 ]
 Root = Annotated[
     Path | None,
@@ -32,69 +34,75 @@ Teacher = Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_d
 TeacherWeights = Annotated[
     Path | None,
     typer.Option(
-        help="The teacher's weights (safetensors, .pth, or a folder of transformers); `own` if its callable loads them.",
+        help="Teacher's weights: a safetensors or .pth file, a transformers folder, or `own` if its callable loads them.",
         show_default=False,
     ),
 ]
 StudentWeights = Annotated[
     Path | None,
-    typer.Option(help="Weights to start from; a classifier of other classes is trained from the start.", show_default=False),
+    typer.Option(help="Initial weights; a classifier for other classes is trained from scratch.", show_default=False),
 ]
 Freeze = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="PATTERN", help="Parameters of the student to keep as they are, e.g. layer1.*; repeatable.", show_default=False
-    ),
+    typer.Option(metavar="PATTERN", help="Student parameters to freeze, e.g. layer1.*; repeatable.", show_default=False),
 ]
 TeacherTap = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ROLE=PATH",
-        help="role=module.path in the teacher, e.g. penultimate=layer3, or penultimate=norm:tokens for patch tokens.",
+        help="Tap of the teacher, e.g. penultimate=layer3, or penultimate=norm:tokens for patch tokens; repeatable.",
         show_default=False,
     ),
 ]
-Student = Annotated[str | None, typer.Option(metavar="MODEL", help="As --teacher.", show_default=False)]
+Student = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="Student network; same forms as --teacher.", show_default=False)
+]
 StudentTap = Annotated[
     list[str] | None,
-    typer.Option("--student-tap", "--tap", metavar="ROLE=PATH", help="As --teacher-tap, in the student.", show_default=False),
+    typer.Option(
+        "--student-tap",
+        "--tap",
+        metavar="ROLE=PATH",
+        help="Tap of the student; same forms as --teacher-tap.",
+        show_default=False,
+    ),
 ]
 Probe = Annotated[
     str | None,
     typer.Option(
         metavar="DATA[=FOLDER]",
-        help="Try the student's features on these labelled images after training: k nearest neighbours and a linear classifier.",
+        help="After training, test the student's features on these labelled images: k nearest neighbours and a linear classifier.",
         show_default=False,
     ),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="Settings of training: paper, fast (few epochs, a rate that falls to zero) or finetune (pre-trained students).",
+        help="Training settings: paper, fast (few epochs, learning rate decays to zero) or finetune (pre-trained students).",
         show_default="paper",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="key=value of the recipe, e.g. optim.lr=0.01.", show_default=False),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set a value of the recipe, e.g. optim.lr=0.01; repeatable.", show_default=False
+    ),
 ]
 Trust = Annotated[
     bool,
-    typer.Option(
-        "--trust", help="Run the code that a recipe file of yours names as file.py:callable or package.module:callable."
-    ),
+    typer.Option("--trust", help="Run code that the recipe file names as file.py:callable or package.module:callable."),
 ]
 Quick = Annotated[
     bool,
-    typer.Option("--quick", help="A smoke run: one epoch of two steps, few images, small K. What you set counts nevertheless."),
+    typer.Option("--quick", help="Smoke run: one epoch of two steps, few images, small K. Values set explicitly still apply."),
 ]
-Jobs = Annotated[int, typer.Option(min=1, max=256, help="How many runs at once, each in its own process.")]
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="Number of runs in parallel, each in its own process.")]
 LauncherSpec = Annotated[
     str | None,
     typer.Option(
         "--launcher",
         metavar="local:N|slurm|ray",
-        help="What runs them: processes here, SLURM jobs or a Ray cluster.",
+        help="Where the runs execute: local processes, SLURM jobs or a Ray cluster.",
         show_default=False,
     ),
 ]
@@ -102,25 +110,25 @@ Log = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Trackers that get the metrics: tensorboard,wandb,mlflow.",
+        help="Comma-separated trackers for the metrics: tensorboard,wandb,mlflow.",
         show_default="tensorboard, if installed",
     ),
 ]
 Cache = Annotated[
     bool,
-    typer.Option("--cache", help="Show 10 fixed views of every image, so that the teacher runs once on each, not every epoch."),
+    typer.Option(
+        "--cache", help="Use 10 fixed views per image, so that the teacher runs once per view instead of every epoch."
+    ),
 ]
 CACHE_VIEWS = 10
-Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/<cell>")]
+Out = Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/<cell>")]
 Supervision = Annotated[
-    Path | None, typer.Option(help="Folder of fitted supervisions, to share between runs.", show_default="<out>/supervision")
+    Path | None, typer.Option(help="Folder with fitted supervisions, to share between runs.", show_default="<out>/supervision")
 ]
 
-TrustFile = Annotated[
-    bool, typer.Option("--trust", help="Open a .pt2 file, although opening it can run any code that is in it.")
-]
+TrustFile = Annotated[bool, typer.Option("--trust", help="Open a .pt2 file, which can run any code it contains.")]
 Timeout = Annotated[
-    float, typer.Option(min=1, max=1e6, help="Seconds that opening an .onnx or .pt2 file, or a batch, may take.")
+    float, typer.Option(min=1, max=1e6, help="Time limit in seconds for opening an .onnx or .pt2 file, and for each batch.")
 ]
 
 
@@ -145,11 +153,11 @@ def recipe_from(
     tell: bool = True,
     **more: Any,
 ) -> "Recipe":
-    """The recipe that a command line means.
+    """The recipe that a command line describes.
 
     Args:
-        trust: a recipe file may name code to run; without it, only the command line may.
-        tell: say what was scaled to the epochs.
+        trust: allow recipe files to name code to run; otherwise only the command line may.
+        tell: log which settings were scaled to the number of epochs.
     """
     from letkd.progress import say
     from letkd.recipes import resolve_with_sources, scaling
@@ -190,7 +198,7 @@ def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> 
 
     if code := [name for name in named if is_code(name)]:
         raise RecipeError(
-            f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it, and add --trust if you trust "
+            f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it and add --trust if you trust "
             "it, or name the network on the command line"
         )
 
@@ -207,12 +215,12 @@ def duration(text: str | None) -> float | None:
 
 
 def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
-    """What runs the tasks: this process itself for one job at a time."""
+    """The launcher of the tasks; None for one job at a time, in this process."""
     from letkd.training.launchers import Local, launcher_from
 
     if spec is not None:
         if jobs > 1:
-            raise RecipeError("--jobs and --launcher both say how runs are started; give one of them")
+            raise RecipeError("--jobs and --launcher both define how runs are started; give only one of them")
         return launcher_from(spec, folder)
     return Local(jobs) if jobs > 1 else None
 
@@ -229,7 +237,7 @@ def numbers(text: str | None, option: str) -> list[float] | None:
     try:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
-        raise RecipeError(f"{option} {text!r}: write numbers with commas between them, as in 0.485,0.456,0.406") from None
+        raise RecipeError(f"{option} {text!r}: write comma-separated numbers, as in 0.485,0.456,0.406") from None
 
 
 def size(text: str | None) -> int | tuple[int, int] | None:
@@ -246,15 +254,15 @@ def image_size(text: str) -> tuple[int, int, int]:
     """`3x32x48` or `32x48` as (3, 32, 48)."""
     parts = text.lower().replace("×", "x").split("x")
     if len(parts) not in (2, 3) or not all(re.fullmatch(r"[1-9]\d{0,4}", part, re.ASCII) for part in parts):
-        raise RecipeError(f"--input {text!r}: write height x width, as in 64x64, with 3x before it or not")
+        raise RecipeError(f"--input {text!r}: write height x width, as in 64x64, optionally with a leading 3x")
     *channels, height, width = map(int, parts)
     if channels not in ([], [3]):
-        raise RecipeError(f"--input {text!r}: images have 3 channels here")
+        raise RecipeError(f"--input {text!r}: images must have 3 channels")
     return 3, height, width
 
 
 def sizes(text: str | None) -> tuple[tuple[int, int] | None, bool | None]:
-    """`64x48`, `64`, `fixed`, `dynamic` or a size and one of the words, as height and width and whether others are meant too."""
+    """Parse `64x48`, `64`, `fixed`, `dynamic` or `64x48,fixed` into height and width and whether other sizes are accepted."""
     size, dynamic = None, None
     for part in [] if text is None else text.split(","):
         if part in ("fixed", "dynamic") and dynamic is None:
@@ -267,7 +275,7 @@ def sizes(text: str | None) -> tuple[tuple[int, int] | None, bool | None]:
 
 
 def count_or(text: str, word: str, option: str) -> int | None:
-    """A number from 1; None for the word."""
+    """A positive integer; None for `word`."""
     if text == word:
         return None
     if not re.fullmatch(r"[1-9]\d{0,4}", text, re.ASCII):
@@ -276,7 +284,7 @@ def count_or(text: str, word: str, option: str) -> int | None:
 
 
 def run_folder(out: Path | None, cell: str | None, recipe: "Recipe", *, quick: bool = False) -> Path:
-    """Where a run goes when nobody says: under runs/, by its cell or by what it trains; a smoke run beside the real one."""
+    """The run folder; by default under runs/, named by the cell or by what is trained, with `-quick` added for a smoke run."""
     if out is not None:
         return out
     folder = _default_folder(cell, recipe)

@@ -1,4 +1,4 @@
-"""`letkd predict`: classes of images, by an exported file alone."""
+"""`letkd predict`: classify images with an exported file."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(help="An exported .onnx file, a student.safetensors, or with --trust a .pt2.", show_default=False)
+        Path,
+        typer.Argument(help="Exported .onnx file, student.safetensors file, or with --trust a .pt2 file.", show_default=False),
     ],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", show_default=False)],
-    top: Annotated[int, typer.Option(min=1, help="How many classes of each image.")] = 5,
-    form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How to print them.")] = "table",
-    student: Annotated[str | None, typer.Option(help="The network, where it is not of the zoo.", show_default=False)] = None,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders with images.", show_default=False)],
+    top: Annotated[int, typer.Option(min=1, help="Number of classes per image.")] = 5,
+    form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="Output format.")] = "table",
+    student: Annotated[str | None, typer.Option(help="Network, if it is not in the zoo.", show_default=False)] = None,
     trust: o.TrustFile = False,
     timeout: o.Timeout = 600.0,
 ) -> None:
-    """Name the classes of images, with probabilities. Images that cannot be read are named, and the others go on."""
+    """Classify images and print class probabilities. Unreadable images are reported and skipped."""
     from letkd.deploy.predict import find_images
     from letkd.deploy.predict import predict as run
     from letkd.deploy.runners import open_model
@@ -78,12 +79,12 @@ def _json(predictions: "Iterable[Prediction]") -> None:
         text = json.dumps({"image": str(prediction.path), "classes": classes}, ensure_ascii=False, allow_nan=False)
         return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
-    # Line by line, so that a folder of a million images is not held in memory; together still one JSON array.
+    # Line by line, so that a folder of a million images does not fill the memory; the output is still one JSON array.
     print("[", end="")
     try:
         for number, prediction in enumerate(predictions):
             print(",\n " if number else "\n ", line(prediction), sep="", end="")
-    finally:  # whatever the model does, what is printed is JSON
+    finally:  # the output is valid JSON even if the model fails
         print("\n]")
 
 

@@ -1,4 +1,4 @@
-"""The page docs/commands.md: every command and option, from the command line itself."""
+"""The page docs/commands.md: every command and option, generated from the command line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,15 +7,16 @@ import typer
 
 HEAD = """# Commands
 
-Made from the command line by `python -m letkd.cli.reference > docs/commands.md`; do not edit by hand. `letkd COMMAND --help` prints
+Generated from the command line by `python -m letkd.cli.reference > docs/commands.md`; do not edit by hand. `letkd COMMAND --help` prints
 the same.
 
-Exit codes: 0 done; 2 wrong input, one sentence says what; 75 stopped, the same command resumes; 130 stopped at once; 1 unexpected error.
+Exit codes: 0 done; 2 wrong input (explained in one sentence); 75 stopped (run the same command again to resume);
+130 stopped at once; 1 unexpected error.
 """
 
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every command below and with it, by what is typed."""
+    """The command and its sub-commands, by what the user types."""
     if hasattr(command, "commands"):
         for name, inner in command.commands.items():
             yield from commands(inner, f"{path} {name}")
@@ -31,7 +32,7 @@ def as_markdown() -> str:
     for path, command in commands(typer.main.get_command(app), "letkd"):
         arguments = [item for item in command.params if item.param_type_name == "argument"]
         options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
-        usage = " ".join([path, *map(_place, arguments), *(["[OPTIONS]"] if options else [])])
+        usage = " ".join([path, *map(_usage, arguments), *(["[OPTIONS]"] if options else [])])
         paragraphs = (command.help or "").strip().split("\n\n")
         text += f"\n## {path}\n\n```text\n{usage}\n```\n\n" + "\n\n".join(" ".join(one.split()) for one in paragraphs) + "\n"
         rows = [(f"`{_name(item)}`", item) for item in arguments] + [(_option(item), item) for item in options]
@@ -47,8 +48,8 @@ def _name(item: Any) -> str:
     return str(item.metavar or item.name).upper().replace("_", "-")
 
 
-def _place(item: Any) -> str:
-    """An argument as a usage line shows it."""
+def _usage(item: Any) -> str:
+    """An argument as shown in a usage line."""
     name = _name(item) + ("..." if item.nargs == -1 else "")
     return name if item.required else f"[{name}]"
 

@@ -1,4 +1,4 @@
-"""`letkd search`: which values are best on the validation split."""
+"""`letkd search`: search for the values that are best on the validation split."""
 
 from functools import partial
 from pathlib import Path
@@ -18,24 +18,28 @@ def search(
         list[str] | None,
         typer.Option(
             metavar="KEY=RANGE",
-            help="What may vary: optim.lr=log:0.01..0.3, KEY=LOW..HIGH (whole numbers if written so) or KEY=A|B|C.",
+            help="Range of a value: optim.lr=log:0.01..0.3, KEY=LOW..HIGH (integers if both are integers) or KEY=A|B|C; repeatable.",
             show_default=False,
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials in all, over all processes.")] = 40,
-    final_trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds of the winner on the test split.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Total number of trials, over all processes.")] = 40,
+    final_trials: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Seeds for the final runs of the best recipe, evaluated on the test split.")
+    ] = 3,
     storage: Annotated[
         str | None,
         typer.Option(
             metavar="URL|FILE",
-            help="Where the study lives: postgresql://…, mysql://…, sqlite:///FILE, or a journal file.",
+            help="Storage of the study: postgresql://…, mysql://…, sqlite:///FILE, or a journal file.",
             show_default="<out>/study.journal",
         ),
     ] = None,
-    study: Annotated[str | None, typer.Option(help="The study's name there.", show_default="the name of --out")] = None,
-    sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are proposed.")] = "tpe",
-    pruner: Annotated[Literal["halving", "none"], typer.Option(help="How trials are ended early.")] = "halving",
-    search_seed: Annotated[int, typer.Option(min=0, help="Seed of the proposals.")] = 0,
+    study: Annotated[
+        str | None, typer.Option(help="Name of the study in the storage.", show_default="the name of --out")
+    ] = None,
+    sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are sampled.")] = "tpe",
+    pruner: Annotated[Literal["halving", "none"], typer.Option(help="How trials are stopped early.")] = "halving",
+    search_seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
     jobs: o.Jobs = 1,
     launcher: o.LauncherSpec = None,
     cache: o.Cache = False,
@@ -53,11 +57,11 @@ def search(
     preset: o.Preset = None,
     settings: o.Settings = None,
     quick: o.Quick = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the search.", show_default="runs/search-<cell>")] = None,
+    out: Annotated[Path | None, typer.Option(help="Search folder.", show_default="runs/search-<cell>")] = None,
 ) -> None:
-    """Search a recipe's best values on the validation split, then report the winner on the test split.
+    """Search for a recipe's best values on the validation split, then evaluate the best recipe on the test split.
 
-    Any number of processes may run the same command on one folder: they share the trials. Run it again to resume.
+    Several processes can run the same command on one folder and share the trials. Run the same command again to resume.
     """
     from letkd.search.space import parse_ranges
     from letkd.search.storage import need_optuna
@@ -115,5 +119,5 @@ def search(
 
 
 def recipe_for(cell: str | None, settings: list[str] | None, more: list[str], *, tell: bool = False, **given: Any) -> "Recipe":
-    """The recipe of a command line with more settings behind the user's own."""
+    """The recipe of a command line, with more settings after the user's own."""
     return o.recipe_from(cell, settings=[*(settings or []), *more], tell=tell, **given)

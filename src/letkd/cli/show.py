@@ -1,4 +1,4 @@
-"""`letkd show`: a resolved recipe, each value with its source."""
+"""`letkd show`: a resolved recipe with the source of each value."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 def show(
     cell: Annotated[
-        str, typer.Argument(help="A cell such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file.", show_default=False)
+        str, typer.Argument(help="Cell, such as cifar100/rn56-rn20/letkd-2, a pair, or a TOML file.", show_default=False)
     ],
     method: o.Method = None,
     preset: o.Preset = None,
     settings: o.Settings = None,
     quick: o.Quick = False,
 ) -> None:
-    """Show a recipe as a run would have it, and beside each value the file or option that it comes from.
+    """Show a resolved recipe, each value with the file or option it comes from.
 
-    What is printed is itself a recipe file.
+    The output is a valid recipe file.
     """
     from letkd.recipes import resolve_with_sources
     from letkd.report.paper import paper_result
@@ -37,7 +37,7 @@ def show(
 
 
 def lines(recipe: "Recipe", sources: dict[str, str]) -> list[str]:
-    """A line of TOML for every key: its value and, as the comment, its source. Keys without a value follow as comments."""
+    """One line of TOML per key, with the source of its value as a comment. Keys without a value follow as comments."""
     from letkd.recipes.tables import as_toml, dotted, leaves
 
     values = {dotted(path): value for path, value in leaves(recipe.model_dump(exclude_none=True))}

@@ -1,4 +1,4 @@
-"""`letkd train`: one recipe, one or several seeds."""
+"""`letkd train`: train one recipe with one or several seeds."""
 
 from functools import partial
 from typing import Annotated
@@ -23,17 +23,19 @@ def train(
     freeze: o.Freeze = None,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Epochs to train; more than before extend a finished run.", show_default="the recipe's"),
+        typer.Option(help="Number of epochs; a larger number extends a finished run.", show_default="the recipe's"),
     ] = None,
     time: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Train as many epochs as fit, e.g. 20min; measured first, per run.", show_default=False
+            metavar="DURATION",
+            help="Train as many epochs as fit into this time per run, e.g. 20min; the speed is measured first.",
+            show_default=False,
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
-    trials: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, in turn.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="How many of them at once, each in a process of its own.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds, starting at --seed.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of seeds in parallel, each in its own process.")] = 1,
     probe: o.Probe = None,
     preset: o.Preset = None,
     settings: o.Settings = None,
@@ -41,21 +43,21 @@ def train(
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
-    save_every: Annotated[
-        float, typer.Option(min=0, metavar="MINUTES", help="Save the state so often within an epoch.")
-    ] = 15.0,
+    save_every: Annotated[float, typer.Option(min=0, metavar="MINUTES", help="Interval between saves within an epoch.")] = 15.0,
     force: Annotated[
-        bool, typer.Option("--force", help="Resume a run although its teacher or its images are others than at its start.")
+        bool, typer.Option("--force", help="Resume a run even if its teacher or images have changed since its start.")
     ] = False,
     cache: o.Cache = False,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only algorithms that give the same bits every time; for GPUs.")
+        bool, typer.Option("--deterministic", help="Use only deterministic algorithms; for GPUs.")
     ] = False,
     log: o.Log = None,
 ) -> None:
-    """Train a student (or, with `--method ce`, any network alone). A run that was stopped goes on when called again."""
+    """Train a student (or, with `--method ce`, any network without a teacher). Run the same command again to resume."""
     if time is not None and epochs is not None:
-        raise RecipeError(f"--time {time} and --epochs {epochs}: the time decides on the epochs; leave out one of them")
+        raise RecipeError(
+            f"--time {time} and --epochs {epochs}: the time determines the number of epochs; give only one of them"
+        )
     resolved = partial(
         o.recipe_from,
         cell,
@@ -90,7 +92,7 @@ def train(
         planned = plan(recipe, folder, supervision=supervision)
         recipe = resolved(**given | planned)
         if recipe.train.epochs != planned["train.epochs"]:
-            raise RecipeError(f"--set train.epochs={recipe.train.epochs} and --time {time}: leave out one of them")
+            raise RecipeError(f"--set train.epochs={recipe.train.epochs} and --time {time}: give only one of them")
 
     from letkd.distributed.processes import rank
     from letkd.progress import show

@@ -1,1 +1,1 @@
-"""From a trained student to what ships: folded, pruned, exported, quantised, and used without its training."""
+"""Deployment of a trained student: fold, prune, export, quantise, predict."""

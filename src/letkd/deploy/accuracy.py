@@ -18,7 +18,7 @@ BATCH = 64
 
 
 class _OfFloats(nn.Module):
-    """A runner for images that became floats on the way, 0 to 255 still."""
+    """A runner that takes float images in the range 0 to 255."""
 
     def __init__(self, runner: Runner):
         super().__init__()
@@ -29,7 +29,7 @@ class _OfFloats(nn.Module):
 
 
 def evaluate_runner(runner: Runner, split: AnySplit, *, description: str = "evaluating") -> Accuracy:
-    """Accuracy of a shipped model on the images of a split as they are; the model normalises them."""
+    """Accuracy of a shipped model on the raw images of a split; the model normalises them itself."""
     parts = torch.arange(len(split)).split(BATCH)
 
     def batches() -> Iterator[Batch]:
@@ -42,14 +42,14 @@ def evaluate_runner(runner: Runner, split: AnySplit, *, description: str = "eval
 def evaluate_file(
     path: Path, *, data: str | None, root: Path | None, split: str, trust: bool = False, seconds: float = SECONDS
 ) -> Accuracy:
-    """Accuracy of an `.onnx` file, or with `trust` of a `.pt2`, on a split of a data set.
+    """Accuracy of an `.onnx` file, or with `trust` of a `.pt2` file, on a split of a data set.
 
     Args:
         trust, seconds: as for `open_model`.
     """
     runner = open_model(path, trust=trust, seconds=seconds)
     if data is None:
-        raise RunError(f"{path} does not say what it was trained on: name the data set with `data=`")
+        raise RunError(f"{path} does not contain the name of its data set; give it with `data=`")
     facts = runner.facts
     reading = {"size": facts.size, "resize": facts.resize} if data == "folder" and facts.size else {}
     images = load_data(data, root=root, **reading)
@@ -62,7 +62,11 @@ def evaluate_file(
 
 def _must_be_the_same_classes(path: Path, facts: Facts, name: str, classes: tuple[str, ...], num_classes: int) -> None:
     if facts.num_classes != num_classes:
-        raise DataError(f"{path} has {facts.num_classes} classes and {name} {num_classes}; name the data it was trained on")
-    for one, two in zip(facts.classes, classes, strict=False):
-        if one != two:
-            raise DataError(f"{path} has a class {one!r:.60} where {name} has {two!r:.60}; name the data it was trained on")
+        raise DataError(
+            f"{path} has {facts.num_classes} classes and {name} has {num_classes}; name the data set it was trained on"
+        )
+    for own, other in zip(facts.classes, classes, strict=False):
+        if own != other:
+            raise DataError(
+                f"{path} has the class {own!r:.60} in place of {other!r:.60} in {name}; name the data set it was trained on"
+            )

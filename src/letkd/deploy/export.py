@@ -1,4 +1,4 @@
-"""Exporting: a student as the content of a file that runs without letkd (torch.export, ONNX), and how it compares."""
+"""Export of a student to a file that runs without letkd (torch.export, ONNX), and comparison with the student."""
 
 import copy
 import io
@@ -24,13 +24,13 @@ from letkd.layer.folded import fold_batch_norms
 from letkd.progress import say
 from letkd.taps import as_logits
 
-TOLERANCE = 1e-3  # of the largest logit, or of 1 where that is more; float32 gives some 1e-6
+TOLERANCE = 1e-3  # relative to max(1, largest logit); float32 rounding gives about 1e-6
 
 
 class Shipped(nn.Module):
-    """A student as its file has it: logits out, and images in as the facts say.
+    """A student as it is exported: takes images as the facts describe, returns logits.
 
-    logits = student((images / 255 − mean) / std)        where the facts' input is uint8
+    logits = student((images / 255 − mean) / std)        if the facts' input is uint8
     """
 
     mean: Tensor
@@ -52,7 +52,7 @@ class Shipped(nn.Module):
 
 @dataclass(frozen=True)
 class Traced:
-    """A student as a graph, its facts, and how many BNs were folded into convolutions."""
+    """The graph of a student, its facts, and the number of BNs folded into convolutions."""
 
     program: ExportedProgram
     facts: Facts
@@ -62,33 +62,33 @@ class Traced:
 def trace(
     student: nn.Module, facts: Facts, *, fold: bool = True, batch: int | None = None, any_size: bool | None = None
 ) -> Traced:
-    """Follow a student by `torch.export`.
+    """Trace a student with `torch.export`.
 
     Args:
-        student: in eval mode; not changed.
+        student: in eval mode; not modified.
         facts: `size` must be known, `mean` and `std` too if the input is uint8.
-        fold: BN into the convolutions before it, if nothing else reads them.
+        fold: fold each BN into the preceding convolution, if nothing else reads that convolution's output.
         batch: images per call; any number if None.
-        any_size: whether height and width may differ from call to call; if None, they may if the network is fully convolutional.
+        any_size: whether height and width may differ between calls; None: only if the network is fully convolutional.
     """
     if (size := facts.size) is None:
-        raise ExportError("the size of the images is not known; give their height and width with `size=`")
+        raise ExportError("the size of the images is unknown; give their height and width with `size=`")
     if facts.input == "uint8" and (facts.mean is None or facts.std is None):
-        raise ExportError("mean and std are not known, so that the file cannot normalise images itself; use `input=normalised`")
+        raise ExportError("mean and std are unknown, so the file cannot normalise images itself; use `input=normalised`")
     facts = facts.replace(batch=batch or 1)
     model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
-    fixed = ("batch",) if batch is None else ()
-    program, dynamic = _trace(model, facts, size, fixed, any_size)
+    always: tuple[Axis, ...] = ("batch",) if batch is None else ()
+    program, dynamic = _trace(model, facts, size, always, any_size)
     folded = fold_batch_norms(model, program) if fold else 0
     if folded:
         program = _traced(model, facts, size, dynamic)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of source files on this machine
+        node.meta.pop("stack_trace", None)  # contains paths of source files on this machine
     return Traced(program, facts.replace(dynamic=dynamic), folded)
 
 
 def as_program(traced: Traced) -> bytes:
-    """A `.pt2` file for `torch.export.load`, with the facts in its extra file `letkd.json`."""
+    """The content of a `.pt2` file for `torch.export.load`, with the facts in its extra file `letkd.json`."""
     file = io.BytesIO()
     with quietly():
         torch.export.save(traced.program, file, extra_files={f"{KEY}.json": traced.facts.as_json()})
@@ -96,30 +96,30 @@ def as_program(traced: Traced) -> bytes:
 
 
 def as_onnx(traced: Traced, opset: int | None = None) -> bytes:
-    """An ONNX file from `images` to `logits`, with the facts in its metadata under `letkd`.
+    """The content of an ONNX file with input `images` and output `logits`; the facts are in its metadata under `letkd`.
 
     Args:
-        opset: the version of ONNX's operators; torch's own choice if None.
+        opset: version of the ONNX operators; torch's default if None.
     """
     onnx = need("onnxruntime", "onnxscript", "onnx")
     try:
         with quietly():
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 traced.program, (), dynamo=True, verbose=False, output_names=["logits"], opset_version=opset
             )
-    except Exception as error:  # torch.onnx's errors share no class
+    except Exception as error:  # torch.onnx's errors have no common class
         other = "`to=torch-export`" if opset is None else "without `opset=`"
         raise ExportError(f"torch.onnx cannot write the network: {_first_line(error)}; try {other}") from error
-    if made is None:
-        raise ExportError("torch.onnx gave no model; update torch and onnxscript")
-    model = made.model_proto
-    has = next(part.version for part in model.opset_import if part.domain in ("", "ai.onnx"))
-    if opset not in (None, has):
+    if exported is None:
+        raise ExportError("torch.onnx returned no model; update torch and onnxscript")
+    model = exported.model_proto
+    version = next(part.version for part in model.opset_import if part.domain in ("", "ai.onnx"))
+    if opset not in (None, version):
         raise ExportError(
-            f"`opset={opset}`: the network's operators can only be written in opset {has}; ask for that, or for none"
+            f"`opset={opset}`: the network's operators can only be written in opset {version}; use that opset or omit the option"
         )
     graph = model.graph
-    # What is left over from tracing: the paths of source files on this machine, and names of sizes that mean nothing to a reader.
+    # Remove leftovers of tracing: paths of source files on this machine, and generated names of dimensions.
     for part in (*graph.node, *graph.input, *graph.output, *graph.initializer, graph, model):
         part.ClearField("metadata_props")
     for node in graph.node:
@@ -138,7 +138,7 @@ def as_onnx(traced: Traced, opset: int | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file: how its name ends, what writes it, what runs it."""
+    """A file format: its suffix, its writer and its runner."""
 
     suffix: str
     write: Callable[[Traced], bytes]
@@ -149,32 +149,33 @@ FORMATS = {"torch-export": Format(".pt2", as_program, program_runner), "onnx": F
 
 
 def _trace(
-    model: nn.Module, facts: Facts, size: tuple[int, int], fixed: tuple[Axis, ...], any_size: bool | None
+    model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...], any_size: bool | None
 ) -> tuple[ExportedProgram, tuple[Axis, ...]]:
-    """Export with height and width open if that is asked for or possible, else fixed."""
-    every: tuple[Axis, ...] = (*fixed, "height", "width")
-    why = "the network does not run, or runs otherwise, at others"
+    """Export with dynamic height and width if requested or possible, otherwise with fixed ones."""
+    every: tuple[Axis, ...] = (*dynamic, "height", "width")
     if any_size is not False and (any_size or is_convolutional(model, facts, size)):
         try:
             return _traced(model, facts, size, every), every
-        except Exception as error:  # torch.export's errors share no class
+        except Exception as error:  # torch.export's errors have no common class
             if any_size:
                 raise ExportError(
-                    f"torch.export cannot follow the network at any size: {_first_line(error)}; leave `size=dynamic` out"
+                    f"torch.export cannot trace the network at any size: {_first_line(error)}; omit `size=dynamic`"
                 ) from error
     if any_size is None:
-        say(f"the image's size is fixed to {size[0]}x{size[1]}: {why}")
+        say(
+            f"the image size is fixed to {size[0]}x{size[1]}: at other sizes the network does not run, or computes something else"
+        )
     try:
-        return _traced(model, facts, size, fixed), fixed
+        return _traced(model, facts, size, dynamic), dynamic
     except Exception as error:
-        raise ExportError(f"torch.export cannot follow the network: {_first_line(error)}") from error
+        raise ExportError(f"torch.export cannot trace the network: {_first_line(error)}") from error
 
 
 ATTENTION = re.compile(r"attention|transformer|softmax|bmm")
 
 
 class _Operations(TorchDispatchMode):
-    """Notes the name of every operation."""
+    """Records the name of every operation."""
 
     def __init__(self):
         super().__init__()
@@ -186,24 +187,24 @@ class _Operations(TorchDispatchMode):
 
 
 def is_convolutional(model: nn.Module, facts: Facts, size: tuple[int, int]) -> bool:
-    """Whether a network does the same operations at another size, and none that compares every place with every other.
+    """Whether a network runs the same operations at other sizes, and no attention.
 
-    Attention and position embeddings can run at other sizes, but what they compute there is another function, and torch.export needs
-    minutes to find out which sizes it could be.
+    Attention and position embeddings can run at other sizes, but compute another function there, and torch.export needs minutes to
+    derive the valid sizes.
     """
-    seen = []
+    names = []
     for other in _sizes(size):
         try:
             with torch.no_grad(), _Operations() as operations:
                 model(_noise(facts, 1, other))
-        except Exception:  # whatever a network says to a size that it was not made for
+        except Exception:  # a network may raise anything at a size it was not made for
             return False
-        seen.append(operations.names)
-    return seen[0] == seen[1] == seen[2] and not any(ATTENTION.search(name) for name in seen[0])
+        names.append(operations.names)
+    return names[0] == names[1] == names[2] and not any(ATTENTION.search(name) for name in names[0])
 
 
 def _sizes(size: tuple[int, int]) -> list[tuple[int, int]]:
-    """The size, and two others to try."""
+    """The size and two other sizes to try."""
     h, w = size
     return [size, (2 * h, 2 * w), (h + 8, w + 16)]
 
@@ -218,14 +219,14 @@ def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tupl
     example = _noise(facts, 2 if "batch" in dynamic else facts.batch, size)
     with quietly():
         program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-        _must_hold(model, program, facts, size, dynamic)
+        _must_match_model(model, program, facts, size, dynamic)
     return program
 
 
-def _must_hold(
+def _must_match_model(
     model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...]
 ) -> None:
-    """Raise where the program, at another batch or size than it was traced with, differs from the model or does not run."""
+    """Raise if the program fails or differs from the model at another batch size or image size than it was traced with."""
     run: Any = program.module()
     for batch, other in zip((1, 3, 1), _sizes(size), strict=True):
         x = _noise(facts, batch if "batch" in dynamic else facts.batch, other if "height" in dynamic else size)
@@ -242,7 +243,7 @@ def _noise(facts: Facts, batch: int, size: tuple[int, int]) -> Tensor:
 
 @contextmanager
 def quietly():
-    """Without what the exporters have to say about themselves."""
+    """Suppress the warnings and log messages of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -255,13 +256,13 @@ def quietly():
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two models' logits are apart on the same images.
+    """Difference between the logits of two models on the same images.
 
     Args:
-        largest: the largest difference.
-        logit: the largest logit.
-        agreeing: images with the same first class.
-        n: images.
+        largest: largest absolute difference.
+        logit: largest absolute logit.
+        agreeing: number of images with the same top-1 class.
+        n: number of images.
     """
 
     largest: float
@@ -275,17 +276,17 @@ class Difference:
 
 
 def compare(one: Runner, two: Runner, images: UInt8[Tensor, "n 3 h w"], *, batch: int = 64) -> Difference:
-    """Run both over the images."""
+    """Run both models on the images and compare their logits."""
     a, b = (torch.cat([runner(part) for part in images.split(batch)]) for runner in (one, two))
     return Difference(float((a - b).abs().max()), float(a.abs().max()), int((a.argmax(1) == b.argmax(1)).sum()), len(images))
 
 
 def random_images(size: tuple[int, int], n: int = 32) -> UInt8[Tensor, "n 3 h w"]:
-    """Noise, the same each time."""
+    """Random images, the same in every call."""
     return torch.randint(256, (n, 3, *size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
 def reference(student: nn.Module, facts: Facts) -> Runner:
-    """The student as it is, to compare with; without a known normalisation, images are only brought to 0 … 1."""
+    """The unmodified student as a runner, to compare with; if the normalisation is unknown, images are only scaled to 0 … 1."""
     known = facts.replace(input="normalised", mean=facts.mean or (0.0,) * 3, std=facts.std or (1.0,) * 3)
     return student_runner(student, known)

@@ -18,20 +18,20 @@ from letkd.runs.records import Result
 from letkd.runs.results import mean_std
 
 CONFIG, CARD = "config.json", "README.md"
-# The data sets' names on the Hub.
+# Names of the data sets on the Hub.
 DATASETS = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
     "imagenet": "ILSVRC/imagenet-1k",
     "tiny-imagenet": "zh-plus/tiny-imagenet",
 }
-# Networks of the zoo whose parameters have torchvision's names.
+# Networks of the zoo with the same parameter names as in torchvision.
 IN_TORCHVISION = ("resnet18", "resnet34", "resnet50")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a student comes from: the recipe and result of its run, and the results of all seeds beside it."""
+    """Origin of a student: the recipe and result of its run, and the results of all seeds of that recipe."""
 
     recipe: Recipe | None = None
     result: Result | None = None
@@ -39,7 +39,7 @@ class Origin:
 
 
 def origin_of(student: Path) -> Origin:
-    """What the run folder around a student file tells; nothing if it lies elsewhere."""
+    """The origin of a student file, read from its run folder; empty if the file is not in a run folder."""
     run = RunFolder(student.parent)
     if not run.exists:
         return Origin()
@@ -50,7 +50,7 @@ def origin_of(student: Path) -> Origin:
             if other.result is not None and _without_seed(other.recipe) == own:
                 found.append(other.result)
         except LetkdError:
-            continue  # a damaged neighbour is no part of this run
+            continue  # another seed's damaged folder is skipped
     return Origin(run.recipe, run.result, tuple(found) or ((run.result,) if run.result else ()))
 
 
@@ -61,20 +61,20 @@ def _without_seed(recipe: Recipe) -> Recipe:
 def write_hub_folder(
     source: Source, out: Path | None = None, *, fold: bool = True, licence: str | None = None, name: str | None = None
 ) -> Shipment:
-    """Write model.safetensors, config.json and README.md, once the weights give what the student gives and the card is valid.
+    """Write model.safetensors, config.json and README.md, after checking the weights against the student and validating the card.
 
     Args:
-        out: the folder; `hub` beside the student if omitted.
-        fold: the constants of KD layers into their kernels.
-        licence: an identifier of the Hub's list, such as apache-2.0; `unknown` if omitted.
-        name: of the model in the card; made from data, network and method if omitted.
+        out: the folder; default: `hub` next to the student.
+        fold: fold the constants of the KD layers into their kernels.
+        licence: a licence identifier of the Hub, such as apache-2.0; default: `unknown`.
+        name: name of the model in the card; default: made from network, data and method.
     """
     hub = need("huggingface_hub", "hub", "--to hub-folder")
     folder = out or source.path.parent / "hub"
     if folder.exists() and not folder.is_dir():
         raise ExportError(f"--out {folder} is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
-        raise ExportError(f"--out {folder} holds other files; name a new folder, or one that this command wrote")
+    if folder.is_dir() and any(folder.iterdir()) and not _written_by_letkd(folder):
+        raise ExportError(f"--out {folder} contains other files; name a new folder, or one that this command wrote")
     origin = origin_of(source.path)
     header = read_header(source.path)
     title = name or _name(origin, header)
@@ -93,15 +93,15 @@ def write_hub_folder(
         "data": origin.recipe.data.name if origin.recipe else None,
     }
     card = f"---\n{data.to_yaml()}\n---\n\n{_body(title, origin, config, changes, licence)}"
-    parsed = hub.ModelCard(card).data.to_dict()  # its own parser and checks
+    parsed = hub.ModelCard(card).data.to_dict()  # the Hub's own parser and checks
     if parsed != data.to_dict():
-        raise ExportError("the model card does not read back as it was written; please report this as a bug")
+        raise ExportError("the model card is parsed differently than it was written; this is a bug, please report it")
     write_whole(folder / CONFIG, (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode())
     write_whole(folder / CARD, card.encode())
     return replace(shipment, path=folder)
 
 
-def _is_ours(folder: Path) -> bool:
+def _written_by_letkd(folder: Path) -> bool:
     try:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("library_name") == "letkd"
     except (OSError, ValueError, AttributeError):
@@ -116,7 +116,7 @@ def _name(origin: Origin, header: dict[str, Any]) -> str:
 
 
 def _metadata(hub: Any, title: str, origin: Origin, licence: str | None) -> Any:
-    """The card's YAML block as huggingface_hub builds it."""
+    """The YAML block of the card, built by huggingface_hub."""
     given: dict[str, Any] = {
         "library_name": "letkd",
         "license": licence or "unknown",
@@ -143,7 +143,7 @@ def _metadata(hub: Any, title: str, origin: Origin, licence: str | None) -> Any:
     try:
         return hub.ModelCardData(**given)
     except ValueError as error:
-        raise ExportError(f"huggingface_hub refuses the model card: {str(error).splitlines()[0]}") from None
+        raise ExportError(f"huggingface_hub rejects the model card: {str(error).splitlines()[0]}") from None
 
 
 def _body(title: str, origin: Origin, config: dict[str, Any], changes: list[Any], licence: str | None) -> str:
@@ -162,11 +162,13 @@ def _body(title: str, origin: Origin, config: dict[str, Any], changes: list[Any]
     if origin.result is not None and origin.result.last_test is not None:
         rows.append(("Test accuracy of this checkpoint", f"{origin.result.last_test:.2f} %, last epoch"))
     if values := [result.last_test for result in origin.seeds if result.last_test is not None]:
-        spread = f"{mean_std(values)} %, n = {len(values)}" if len(values) > 1 else "unknown: one seed was trained"
-        rows.append(("Test accuracy over seeds", spread))
-    rows.append(("Licence", licence or "unknown: choose one before you publish, and check those of the data and the teacher"))
+        seeds = f"{mean_std(values)} %, n = {len(values)}" if len(values) > 1 else "unknown: only one seed was trained"
+        rows.append(("Test accuracy over seeds", seeds))
+    rows.append(
+        ("Licence", licence or "unknown: choose one before you publish, and check the licences of the data and the teacher")
+    )
     table = "".join(f"| {key} | {value} |\n" for key, value in rows)
-    where = recipe.data.name if recipe else "the data set it was trained on"
+    data = recipe.data.name if recipe else "the data set it was trained on"
     return f"""# {title}
 
 An image classifier, trained {"by knowledge distillation " if config["teacher"] else ""}with letkd.
@@ -190,26 +192,27 @@ student = letkd.load_student("."{_trusted(config)})
 {_plain_loader(config, changes)}
 ## Limits
 
-The accuracy above was measured on the test split of {where} and says nothing about other images. Do not use the model to decide about
+The accuracy above was measured on the test split of {data} and says nothing about other images. Do not use the model to decide about
 people, for safety, or as the only source of a medical or legal finding. The classes are the {config["num_classes"]:,} it was trained on:
-any other image gets one of them, too. Errors and biases of {"the teacher and of " if config["teacher"] else ""}the training data may have
+any other image is assigned to one of them.
+Errors and biases of {"the teacher and of " if config["teacher"] else ""}the training data may have
 been passed on.
 
-## How it was made
+## Training
 
-letkd {config["letkd_version"]}. The last epoch is reported; the test split was read once, at the end of training.
+letkd {config["letkd_version"]}. The reported accuracy is that of the last epoch; the test split was read once, at the end of training.
 """
 
 
 _FEED = """mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
-images = torch.zeros(1, 3, *config["size"], dtype=torch.uint8)  # yours: RGB, 0 to 255
+images = torch.zeros(1, 3, *config["size"], dtype=torch.uint8)  # your images: RGB, 0 to 255
 logits = student((images / 255 - mean) / std)
 """
 _SHOW = 'print([config["classes"][k] if config["classes"] else int(k) for k in logits.argmax(dim=1)])\n'
 
 
 def _trusted(config: dict[str, Any]) -> str:
-    """A network of one's own must be named: no code is run because a file names it."""
+    """The `model=` argument for a custom network, which must be named: code is not run just because a file names it."""
     return f", model={config['model']!r}" if ":" in config["model"] else ""
 
 
@@ -217,14 +220,14 @@ def _plain_loader(config: dict[str, Any], changes: list[Any]) -> str:
     if changes:
         layers = ", ".join(sorted({change["layer"] for change in changes}))
         return (
-            f"The student has layers of letkd inside ({layers}), so this folder needs letkd. `letkd export --to onnx` writes a file that "
+            f"The student contains layers of letkd ({layers}), so this folder needs letkd. `letkd export --to onnx` writes a file that "
             "runs without it.\n"
         )
     lines = _network_lines(config["model"])
     if lines is None:
         return (
             "Without letkd: the network's definition is part of letkd's zoo; any module with the same parameter names loads "
-            f'`{HUB_WEIGHTS}` by `load_state_dict(safetensors.torch.load_file("{HUB_WEIGHTS}"))`.\n'
+            f'`{HUB_WEIGHTS}` with `load_state_dict(safetensors.torch.load_file("{HUB_WEIGHTS}"))`.\n'
         )
     first, build = lines
     return f"""Without letkd:
@@ -243,15 +246,15 @@ student.load_state_dict(load_file("{HUB_WEIGHTS}"))
 
 
 def _network_lines(model: str) -> tuple[str, str] | None:
-    """The import and the call that build a network without letkd; None for the zoo's own."""
+    """The import and the call that build a network without letkd; None if the network is only in letkd's zoo."""
     if model in IN_TORCHVISION:
         model = f"torchvision:{model}"
-    where, colon, name = model.rpartition(":")
-    if not colon or where == "transformers":
+    package, colon, name = model.rpartition(":")
+    if not colon or package == "transformers":
         return None
-    if where == "torchvision":
+    if package == "torchvision":
         return "import torchvision", f'torchvision.models.get_model("{name}", num_classes=config["num_classes"])'
-    if where == "timm":
+    if package == "timm":
         return "import timm", f'timm.create_model("{name}", num_classes=config["num_classes"])'
-    module = Path(where).stem if where.endswith(".py") else where
+    module = Path(package).stem if package.endswith(".py") else package
     return f"from {module} import {name}", f'{name}(num_classes=config["num_classes"])'

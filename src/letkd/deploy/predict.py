@@ -1,4 +1,4 @@
-"""Classes of image files, by a shipped model alone."""
+"""Classification of image files with a shipped model."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from letkd.distiller.facts import Facts
 from letkd.errors import DataError
 
 BATCH = 32
-PIXELS = BATCH * 512 * 512  # of a batch: larger images come in smaller ones
+PIXELS = BATCH * 512 * 512  # per batch: large images come in smaller batches
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The first classes of one image with their probabilities, best first; or, where it could not be read, why."""
+    """The top classes of one image with their probabilities, best first; `error` says why the image could not be read."""
 
     path: Path
     top: list[tuple[str, float]]
@@ -27,7 +27,7 @@ class Prediction:
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """The files named, and for every folder the images in it and below, by name."""
+    """The given files, and for each folder the images in it and its sub-folders, sorted by name."""
     found = []
     for path in paths:
         if not path.exists():
@@ -36,13 +36,13 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not inside:
-            raise DataError(f"the folder {printable(path)} has no images (files that end in {', '.join(SUFFIXES)})")
+            raise DataError(f"the folder {printable(path)} has no images (files ending in {', '.join(SUFFIXES)})")
         found += inside
     return found
 
 
 def read_image(path: Path, facts: Facts) -> UInt8[Tensor, "3 h w"]:
-    """An image file as the model saw images when it was evaluated; at its own size where the facts name none."""
+    """An image file, preprocessed as in evaluation; at its own size if the facts contain no size."""
     picture = read_picture(path)
     if facts.size is None:
         return as_tensor(picture)
@@ -50,10 +50,10 @@ def read_image(path: Path, facts: Facts) -> UInt8[Tensor, "3 h w"]:
 
 
 def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[Prediction]:
-    """The classes of image files, in their order; a file that cannot be read is told as such, and the others go on.
+    """Classify image files, in order. An unreadable file gives a prediction with `error` set.
 
     Args:
-        top: how many classes of each.
+        top: number of classes per image.
     """
     h, w = model.facts.size or (1, 1)
     largest = max(1, min(BATCH, PIXELS // (h * w)))
@@ -71,7 +71,7 @@ def predict(model: Runner, paths: Iterable[Path], *, top: int = 5) -> Iterator[P
 
 def _classify(model: Runner, batch: list[tuple[Path, Tensor | str]], top: int) -> Iterator[Prediction]:
     images = [image for _, image in batch if isinstance(image, Tensor)]
-    same = len({image.shape for image in images}) == 1  # without a size of its own the model takes images one by one
+    same = len({image.shape for image in images}) == 1  # if the sizes differ, the model takes images one by one
     groups = [torch.stack(images)] if same else [image[None] for image in images]
     rows = iter([row for group in groups for row in model(group).float().softmax(dim=1)])
     for path, image in batch:

@@ -1,4 +1,4 @@
-"""Pruning: fewer templates in a folded KD layer, and the rest fitted so that the layer gives nearly what it gave."""
+"""Pruning: remove templates from a folded KD layer and refit the rest so that the layer's output hardly changes."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -14,18 +14,18 @@ from letkd.layer.folded import FoldedKDLayer, per_length
 from letkd.progress import track
 from letkd.taps import Tap, Taps, replace_module
 
-PIXELS = 24_576  # six to a template at K = 4096
+PIXELS = 24_576  # six per template at K = 4096
 
 
 @dataclass(frozen=True)
-class Use:
-    """What a layer's templates do on a stream of images.
+class TemplateUse:
+    """How a layer uses its templates on a stream of images.
 
     Args:
-        fired: at how many pixels each template's p was above 0.
-        share: each template's part of the energy that ν puts out, Σ_i p_{k|i}² ‖ν_k‖² / ‖p_i‖², of 1 in all.
-        pixels: a sample of what enters the layer.
-        seen: pixels in all.
+        fired: number of pixels at which each template's p is above 0.
+        share: each template's share of the output energy of ν, Σ_i p_{k|i}² ‖ν_k‖² / ‖p_i‖²; the shares sum to 1.
+        pixels: a sample of the layer's input.
+        seen: total number of pixels.
     """
 
     fired: Int64[Tensor, " K"]
@@ -36,7 +36,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A layer that was pruned: where, how many templates it had, how many never fired, how many are left."""
+    """A pruned layer: its path, and the numbers of templates it had, that never fired, and that are kept."""
 
     path: str
     K: int
@@ -45,13 +45,13 @@ class Pruned:
 
 
 @torch.no_grad()
-def observe(student: nn.Module, path: str, batches: Iterable[Batch], *, pixels: int = PIXELS, seed: int = 0) -> Use:
-    """Run the student over images and look at what enters the folded layer at `path`, and which templates fire there.
+def observe(student: nn.Module, path: str, batches: Iterable[Batch], *, pixels: int = PIXELS, seed: int = 0) -> TemplateUse:
+    """Run the student on images and record the input of the folded layer at `path` and which templates fire.
 
     Args:
         student: in eval mode.
-        pixels: how many to keep of those that enter, from all batches alike.
-        seed: of that draw.
+        pixels: how many input pixels to keep, the same number from every batch.
+        seed: of that random sample.
     """
     layer = _layer(student, path)
     taps = Taps(student, {"x": Tap(path, io="input")})
@@ -60,34 +60,35 @@ def observe(student: nn.Module, path: str, batches: Iterable[Batch], *, pixels: 
     energy, kept, seen = torch.zeros_like(strength), [], 0
     generator = torch.Generator().manual_seed(seed)
     batches = list(batches) if not hasattr(batches, "__len__") else batches
-    each = -(-pixels // max(len(batches), 1))  # pyright: ignore[reportArgumentType]
-    for batch in track(batches, f"watching the templates of {path}"):
+    per_batch = -(-pixels // max(len(batches), 1))  # pyright: ignore[reportArgumentType]
+    for batch in track(batches, f"observing the templates of {path}"):
         x = taps(batch.x)[1]["x"]
         p = layer.match(x)
         fired += (p > 0).sum(dim=(0, 2, 3))
         energy += _unit(layer, p).square().sum(dim=(0, 2, 3)).double()
         rows = x.movedim(1, -1).flatten(0, 2)
-        kept.append(rows[torch.randperm(len(rows), generator=generator)[:each]])
+        kept.append(rows[torch.randperm(len(rows), generator=generator)[:per_batch]])
         seen += len(rows)
     if not seen:
-        raise ExportError("there are no images to prune by")
+        raise ExportError("pruning needs at least one image, and the data has none")
     share = energy * strength
-    return Use(fired, (share / share.sum().clamp_min(1e-300)).float(), torch.cat(kept), seen)
+    return TemplateUse(fired, (share / share.sum().clamp_min(1e-300)).float(), torch.cat(kept), seen)
 
 
 @torch.no_grad()
 def prune_layer(layer: FoldedKDLayer, keep: Int64[Tensor, " m"], pixels: Float[Tensor, "n d"] | None = None) -> FoldedKDLayer:
-    """The layer with these templates only.
+    """The layer with only these templates.
 
-        ν', b' = argmin Σ_i ‖ν' q_i + b' − x'_i‖²        q_i = p_i / ‖p_i‖ over the templates kept
+        ν', b' = argmin Σ_i ‖ν' q_i + b' − x'_i‖²        q_i = p_i / ‖p_i‖ over the kept templates
 
-    Whoever leaves goes out of ‖p_i‖ as well, which makes all others louder: a layer from which small templates are simply cut is
-    further from its old self than no layer at all. So ν and the constant are fitted anew, by least squares, to what the whole layer
-    gives at `pixels`.
+    A removed template no longer contributes to ‖p_i‖, which scales up all other templates: if small templates are removed without
+    refitting, the output differs from the original more than without the layer. So ν and the constant are refitted, by least squares,
+    to the output of the whole layer at `pixels`.
 
     Args:
-        keep: the templates' numbers.
-        pixels: of the layer's input; without them ν's columns stay as they are, which is right for templates that never fire.
+        keep: indices of the templates.
+        pixels: a sample of the layer's input; if None, the columns of ν are not refitted, which is right if only templates that never
+            fire are removed.
     """
     d = layer.omega.shape[1]
     small = FoldedKDLayer(d, len(keep), normalize_value_input=layer.normalize_value_input).to(layer.omega).eval()
@@ -101,12 +102,12 @@ def prune_layer(layer: FoldedKDLayer, keep: Int64[Tensor, " m"], pixels: Float[T
     gram, moment = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, d, dtype=torch.float64)
     for rows in pixels.split(2048):
         x = rows.T[None, :, :, None]  # [1 d n 1]
-        wanted = (layer(x) - x)[0, :, :, 0].T.double()  # x'_i
+        target = (layer(x) - x)[0, :, :, 0].T.double()  # x'_i
         q = _unit(small, small.match(x))[0, :, :, 0].T
         q = torch.cat([q, torch.ones(len(q), 1).to(q)], dim=1)
         gram += (q.T @ q).double()
-        moment += q.double().T @ wanted
-    gram += 1e-4 * gram.diagonal().mean() * torch.eye(m, dtype=torch.float64)  # for templates that say the same
+        moment += q.double().T @ target
+    gram += 1e-4 * gram.diagonal().mean() * torch.eye(m, dtype=torch.float64)  # for linearly dependent templates
     solution = torch.linalg.solve(gram, moment)
     small.nu.copy_(solution[:-1].T[:, :, None, None])
     small.bias.copy_(solution[-1])
@@ -117,8 +118,8 @@ def _unit(layer: FoldedKDLayer, p: Tensor) -> Tensor:
     return p * per_length(p) if layer.normalize_value_input else p
 
 
-def ranking(use: Use) -> Int64[Tensor, " m"]:
-    """The templates that fire at all, the largest share first; at least one."""
+def ranking(use: TemplateUse) -> Int64[Tensor, " m"]:
+    """Indices of the templates that fire, largest share first; at least one."""
     order = use.share.argsort(descending=True, stable=True)
     fires = order[use.fired[order] > 0]
     return fires if len(fires) else order[:1]
@@ -126,52 +127,52 @@ def ranking(use: Use) -> Int64[Tensor, " m"]:
 
 @dataclass(frozen=True)
 class Pruning:
-    """A layer while it is being pruned.
+    """A layer during pruning.
 
     Args:
-        layer: as it is.
-        use: of its templates.
-        number: 1 for the first layer of the student.
-        of: how many layers there are.
-        trial: puts another layer in its place and gives the student.
+        layer: the layer before pruning.
+        use: how it uses its templates.
+        number: position among the student's layers, from 1.
+        of: number of layers.
+        trial: replaces the layer by another one and returns the student.
     """
 
     layer: FoldedKDLayer
-    use: Use
+    use: TemplateUse
     number: int
     of: int
     trial: Callable[[FoldedKDLayer], nn.Module]
 
     def firing(self) -> FoldedKDLayer:
-        """Without the templates that never fire, and otherwise untouched."""
+        """The layer without the templates that never fire, otherwise unchanged."""
         return prune_layer(self.layer, ranking(self.use).sort().values)
 
     def first(self, K: int) -> FoldedKDLayer:
-        """With the K templates of the largest share, ν fitted anew where others than silent ones go."""
+        """The layer with the K templates of the largest share; ν is refitted if templates that fire are removed."""
         order = ranking(self.use)
         return self.firing() if len(order) <= K else prune_layer(self.layer, order[:K].sort().values, self.use.pixels)
 
 
 def prune_never(student: nn.Module, batches: Iterable[Batch]) -> tuple[nn.Module, list[Pruned]]:
-    """Drop the templates that never fire on these images; on them the student gives what it gave, to rounding."""
+    """Remove the templates that never fire on these images; on them, the student's output changes only by rounding."""
     return _prune(student, batches, Pruning.firing)
 
 
 def prune_to(student: nn.Module, batches: Iterable[Batch], K: int) -> tuple[nn.Module, list[Pruned]]:
-    """Keep in every layer the K templates of the largest share, and fit ν anew."""
+    """Keep the K templates of the largest share in every layer, and refit ν."""
     if K < 1:
-        raise ExportError(f"pruning to {K} templates was asked for; a layer keeps at least 1")
+        raise ExportError(f"cannot prune to {K} templates; a layer keeps at least 1")
     return _prune(student, batches, lambda at: at.first(K))
 
 
 def prune_auto(
     student: nn.Module, batches: Iterable[Batch], accuracy: Callable[[nn.Module], float], *, tolerance: float
 ) -> tuple[nn.Module, list[Pruned]]:
-    """In every layer, the fewest templates with which the accuracy stays within `tolerance` of what it was.
+    """Keep the fewest templates in every layer such that the accuracy drops by at most `tolerance`.
 
     Args:
-        accuracy: of a student, in per cent, on images that are neither trained on nor tested on.
-        tolerance: in points. Of n layers, the first may take an n-th of it, the first two two n-ths, and so on.
+        accuracy: accuracy of a student in per cent, on images used for neither training nor testing.
+        tolerance: in percentage points. The first k of n layers may use k/n of it.
     """
     before = accuracy(student)
 
@@ -183,9 +184,9 @@ def prune_auto(
 
 
 def smallest(K: int, enough: Callable[[int], bool]) -> int:
-    """The smallest of some sizes up to K, each about a fifth above the one before, that is enough, by bisection; K itself always is.
+    """The smallest sufficient size up to K, by bisection over sizes that grow by about a fifth; K itself is always sufficient.
 
-    Accuracy need not rise with K at every step, so a smaller size may be missed; what is returned was looked at, or is K.
+    Accuracy may not rise with K at every step, so a smaller size can be missed; the returned size was tested, or is K.
     """
     sizes = sorted({min(K, max(1, round(2 ** (i / 4)))) for i in range(4 * K.bit_length() + 1)} | {K})
     low, high = 0, len(sizes) - 1
@@ -199,18 +200,18 @@ def smallest(K: int, enough: Callable[[int], bool]) -> int:
 
 
 def folded_layers(student: nn.Module) -> list[str]:
-    """Where a student's folded KD layers are."""
+    """Paths of a student's folded KD layers."""
     return [path for path, module in student.named_modules() if isinstance(module, FoldedKDLayer)]
 
 
 def _prune(
     student: nn.Module, batches: Iterable[Batch], choose: Callable[[Pruning], FoldedKDLayer]
 ) -> tuple[nn.Module, list[Pruned]]:
-    """Layer after layer, each seeing what those before it give now."""
+    """Prune layer by layer; each layer is observed after the layers before it are pruned."""
     student = copy.deepcopy(student).eval()
     paths, pruned = folded_layers(student), []
     if not paths:
-        raise ExportError("the student has no KD layer, so that there is nothing to prune; leave `prune=` out")
+        raise ExportError("the student has no KD layer, so there is nothing to prune; omit `prune=`")
     for number, path in enumerate(paths, start=1):
         layer, use = _layer(student, path), observe(student, path, batches)
 

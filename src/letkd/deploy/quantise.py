@@ -1,4 +1,4 @@
-"""INT8: an exported ONNX student with whole numbers for weights and activations, calibrated on training images, measured."""
+"""INT8 quantisation of an exported ONNX student, calibrated on training images, and its measured effect."""
 
 import tempfile
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from letkd.distiller.facts import Facts
 
 CALIBRATION = 512
 BATCH = 64
-# Products, sums and what keeps their range. Lengths and quotients of the KD layer stay in float32: they are cheap, and span more than
-# 256 steps can.
+# Products, sums, and operations that keep their range. Norms and divisions of the KD layer stay in float32: they are cheap, and their
+# range does not fit into 256 steps.
 QUANTISED = ["Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool"]
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What INT8 changed: accuracy in per cent on the test split, seconds by batch size, and bytes, each before and after."""
+    """Effect of INT8, before and after: test accuracy in per cent, seconds by batch size, and file size in bytes."""
 
     accuracy: tuple[float, float]
     seconds: dict[int, tuple[float, float]]
@@ -36,7 +36,7 @@ class Quantised:
 
 
 class _Images:
-    """Training images as onnxruntime's calibration asks for them, one batch at a time."""
+    """Training images for onnxruntime's calibration, one batch at a time."""
 
     def __init__(self, images: UInt8[Tensor, "n 3 h w"], facts: Facts):
         self.facts, self.batches = facts, iter(images.split(BATCH))
@@ -51,11 +51,11 @@ class _Images:
 
 
 def quantise(content: bytes, facts: Facts, images: UInt8[Tensor, "n 3 h w"]) -> bytes:
-    """An exported ONNX student in INT8: weights by channel, activations by the range they have on `images`.
+    """Quantise an exported ONNX student to INT8: weights per channel, activations by their range on `images`.
 
     Args:
-        content: the file, as `as_onnx` gives it.
-        images: a few hundred of the training images.
+        content: of the file, as returned by `as_onnx`.
+        images: a few hundred training images.
     """
     onnx = need("onnxruntime", "onnx")
     tools = need("onnxruntime.quantization")
@@ -78,13 +78,13 @@ def quantise(content: bytes, facts: Facts, images: UInt8[Tensor, "n 3 h w"]) -> 
 
 
 def calibration_images(split: AnySplit) -> UInt8[Tensor, "n 3 h w"]:
-    """Some of the training images, the same each time."""
+    """A random sample of the training images, the same in every call."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
     return images_at(split, order[:CALIBRATION])
 
 
 def measure(before: bytes, after: bytes, test: AnySplit) -> Quantised:
-    """Both files on the test split, and beside each other."""
+    """Measure accuracy, speed and size of both files."""
     runners = [onnx_runner(content, "the exported student") for content in (before, after)]
     accuracies = [evaluate_runner(runner, test, description="accuracy").top1 for runner in runners]
     seconds = {}

@@ -1,4 +1,4 @@
-"""The whole way from a run to a file: fold, prune, export, check, write."""
+"""From a run to a file: fold, export, check, write."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,10 @@ BATCHES, ROUNDS = (1, 32), 5
 
 @dataclass(frozen=True)
 class Shipment:
-    """A file that was written, and how it compares with the student it was made from.
+    """A written file, and how it compares with the student.
 
     Args:
-        seconds: that the file's model takes, by batch size; of the INT8 model if there is one.
+        seconds: run time of the exported model by batch size; of the INT8 model if there is one.
     """
 
     path: Path
@@ -51,27 +51,27 @@ def ship(
     batch: int | None = None,
     any_size: bool | None = None,
 ) -> Shipment:
-    """Write a student as one file, once it gives what the student gives.
+    """Write a student to one file, after checking that the exported model reproduces the student.
 
     Args:
         to: a key of `SUFFIXES`.
-        out: the file; beside the student's own where not given.
-        fold: KD layers, and BNs into convolutions where the format has a graph.
-        takes: what the exported graph is fed; `uint8` where mean and std are known.
-        int8: quantise the ONNX file, calibrated on the source's training images; what it was before is what is checked.
-        opset: of the ONNX file; torch's own choice if None.
+        out: the file; default: next to the student's file.
+        fold: fold KD layers and, if the format has a graph, BNs into convolutions.
+        takes: input of the exported graph; default: `uint8` if mean and std are known.
+        int8: quantise the ONNX file, calibrated on the source's training images; the check is done before quantisation.
+        opset: of the ONNX file; torch's default if None.
         batch, any_size: of the graph, as for `trace`.
     """
     facts = source.facts.replace(input=takes or ("uint8" if source.facts.mean and source.facts.std else "normalised"))
     path = destination(source.path, to, out, int8=int8, opset=opset, batch=batch, any_size=any_size)
     if int8 and source.data is None:
-        raise ExportError("INT8 is calibrated on training images, and they are not there; name them with `data=` and `root=`")
+        raise ExportError(
+            "INT8 needs training images for calibration, but they are not available; name them with `data=` and `root=`"
+        )
     student = fold_student(source.student) if fold else source.student
     if to == "safetensors":
         if takes == "uint8":
-            raise ExportError(
-                "a student file holds weights and no graph, so that it cannot normalise images; leave `input=` out"
-            )
+            raise ExportError("a student file contains weights but no graph, so it cannot normalise images; omit `input=`")
         facts = facts.replace(input="normalised")
         runner, content, folded = student_runner(student, facts), None, 0
     else:
@@ -83,12 +83,14 @@ def ship(
     runner.facts = facts.replace(mean=eager.facts.mean, std=eager.facts.std)
     images = _images(source, facts)
     differences = {name: compare(eager, runner, images) for name, images in images.items()}
-    far = [f"{d.largest:.2g} on {name} images" for name, d in differences.items() if not d.close]
-    if far:
-        raise ExportError(f"the exported student's logits differ from the student's by {', '.join(far)}; nothing was written")
+    too_far = [f"{d.largest:.2g} on {name} images" for name, d in differences.items() if not d.close]
+    if too_far:
+        raise ExportError(
+            f"the exported student's logits differ from the student's by {', '.join(too_far)}; nothing was written"
+        )
     quantised = None
     if int8 and "real" not in images:
-        raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; leave `size=` out")
+        raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; omit `size=`")
     if int8 and content is not None and source.data is not None:
         small = quantise(content, facts, calibration_images(source.data.train))
         quantised = measure(content, small, source.data.test)
@@ -106,7 +108,7 @@ def _text(size: tuple[int, int]) -> str:
 
 
 def _seconds(runner: Runner, images: torch.Tensor) -> dict[int, float]:
-    """Of one image, and of a batch; or of the batch that the file is fixed to."""
+    """Run times for one image and for a batch, or for the file's fixed batch size."""
     batches = BATCHES if "batch" in runner.facts.dynamic else (runner.facts.batch,)
     runs = {str(n): partial(runner, images[:1].expand(n, -1, -1, -1)) for n in batches}
     return {int(n): taken for n, taken in interleaved(runs, rounds=ROUNDS).items()}
@@ -122,39 +124,39 @@ def destination(
     batch: int | None = None,
     any_size: bool | None = None,
 ) -> Path:
-    """Where the file goes: where asked, under the format's suffix, and never over the student it is made from.
+    """Path of the exported file; it must have the format's suffix and must not be the student's own file.
 
-    What the format does not have (INT8, an opset, a graph whose sizes can be fixed) is refused.
+    Options that the format does not support (INT8, opset, fixed sizes) raise an error.
     """
     if to not in SUFFIXES:
-        raise ExportError(f"there is no format {to!r}; the formats are {', '.join(SUFFIXES)}")
+        raise ExportError(f"unknown format {to!r}; the formats are {', '.join(SUFFIXES)}")
     if int8 and to != "onnx":
-        raise ExportError(f"INT8 is for ONNX files, and {to} was asked for; say `to=onnx`")
+        raise ExportError(f"INT8 is for ONNX files, not for {to}; use `to=onnx`")
     if opset is not None and to != "onnx":
-        raise ExportError(f"`opset={opset}` is for ONNX files, and {to} was asked for; say `to=onnx`")
+        raise ExportError(f"`opset={opset}` is for ONNX files, not for {to}; use `to=onnx`")
     if to == "safetensors" and (batch, any_size) != (None, None):
         raise ExportError(
-            "a student file holds weights and no graph, so that no size in it can be fixed; leave `batch=` and `size=` out"
+            "a student file contains weights but no graph, so its sizes cannot be fixed; omit `batch=` and `size=`"
         )
     suffix = SUFFIXES[to]
     mark = "-int8" if int8 else "-export" if to == "safetensors" else ""
     path = must_be_utf8(out or source.with_name(f"{source.stem}{mark}{suffix}"))
     if path.suffix != suffix:
-        raise ExportError(f"`out={path}`: a {to} file ends in {suffix}, and is opened by that; name it so")
+        raise ExportError(f"`out={path}`: the file name must end in {suffix} for {to}")
     if path.resolve() == source.resolve():
-        raise ExportError(f"`out={path}` is the student itself; choose another name")
+        raise ExportError(f"`out={path}` is the student's own file; choose another name")
     return path
 
 
 def _images(source: Source, facts: Facts) -> dict[str, torch.Tensor]:
     if facts.size is None:
-        raise ExportError("the size of the images is not known; give their height and width with `size=`")
+        raise ExportError("the size of the images is unknown; give their height and width with `size=`")
     found = {"random": random_images(facts.size)}
     if source.data is not None:
         split = source.data.val if len(source.data.val) else source.data.train
         if "height" not in facts.dynamic and split.image_size != facts.size:
             say(
-                f"compared on random images alone: the file takes {_text(facts.size)} and the data's are {_text(split.image_size)}"
+                f"compared only on random images: the file takes {_text(facts.size)}, but the data's images are {_text(split.image_size)}"
             )
         else:
             found["real"] = images_at(split, torch.arange(min(REAL_IMAGES, len(split))))

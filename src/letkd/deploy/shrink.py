@@ -1,4 +1,4 @@
-"""Pruning a student by its own data: which images decide, and what is lost and won."""
+"""Pruning a student on its own data: choice of the images, and effect on accuracy and speed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,17 +22,17 @@ BATCHES = (1, 128)
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What pruning did.
+    """Effect of pruning.
 
     Args:
-        layers: that were pruned.
-        held: which images decided.
+        layers: the pruned layers.
+        validation: description of the validation images.
         accuracy: in per cent before and after, by split.
-        seconds: of a forward before and after, by batch size.
+        seconds: per forward pass before and after, by batch size.
     """
 
     layers: list[Pruned]
-    held: str
+    validation: str
     accuracy: dict[str, tuple[float, float]]
     seconds: dict[int, tuple[float, float]]
 
@@ -41,25 +41,25 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     """Fold a student and prune its KD layers.
 
     Args:
-        ask: `never` drops the templates that never fire on the training images; `auto` finds the fewest within the tolerance; a
-            number keeps so many in every layer.
-        tolerance: points of accuracy that `auto` may lose on the validation split.
+        ask: `never` removes the templates that never fire on the training images; `auto` keeps the fewest within the tolerance; a
+            number keeps that many in every layer.
+        tolerance: percentage points of validation accuracy that `auto` may lose.
     """
     if source.data is None:
-        raise ExportError("pruning needs the training images, and they are not there; name them with `data=` and `root=`")
-    train, held, name = hold_out(source.data)
+        raise ExportError("pruning needs the training images, but they are not available; name them with `data=` and `root=`")
+    train, validation, name = hold_out(source.data)
     loader = partial(Loader, batch_size=eval_batch(source.data.image_size), mean=source.data.mean, std=source.data.std)
 
-    def accuracy(student: nn.Module, split: AnySplit = held) -> float:
+    def accuracy(student: nn.Module, split: AnySplit = validation) -> float:
         return evaluate(student, loader(split), description="accuracy").top1
 
     ways: dict[str, Callable] = {"never": prune_never, "auto": partial(prune_auto, accuracy=accuracy, tolerance=tolerance)}
     if ask not in ways and not ask.isdecimal():
-        raise ExportError(f"`prune={ask}`: say {', '.join(ways)}, or how many templates to keep in a layer")
+        raise ExportError(f"`prune={ask}`: use {', '.join(ways)}, or the number of templates to keep per layer")
     prune = ways[ask] if ask in ways else partial(prune_to, K=int(ask))
     before = fold_student(source.student)
     after, layers = prune(before, loader(train))
-    splits = {name: held, "test": source.data.test}
+    splits = {name: validation, "test": source.data.test}
     seconds = {}
     for batch in BATCHES:
         x = next(iter(Loader(train, min(batch, len(train)), mean=source.data.mean, std=source.data.std))).x
@@ -72,9 +72,9 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
 
 
 def hold_out(data: Dataset) -> tuple[AnySplit, AnySplit, str]:
-    """Training images and those that decide: the validation split or, where there is none, a tenth of the training images."""
+    """Training and validation images; a tenth of the training images if there is no validation split."""
     if len(data.val):
         return data.train, data.val, "validation"
     mask = stratified(data.train.labels, lambda n: max(int(0.1 * n + 0.5), 1), seed=(0, 3))
-    say("there is no validation split: a tenth of the training images, which the student has seen, decides in its place")
+    say("there is no validation split: a tenth of the training images, which the student was trained on, is used instead")
     return data.train.subset(~mask), data.train.subset(mask), "a tenth of the training split"

@@ -1,4 +1,4 @@
-"""What is to be shipped: a finished run's student, or a student file, with its facts and, where it can be read, its data."""
+"""The student to be shipped, from a finished run or a student file, with its facts and, if readable, its data."""
 
 import shlex
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from letkd.training.students import data_of
 
 @dataclass(frozen=True)
 class Source:
-    """A student ready to be shipped.
+    """A student to be shipped.
 
     Args:
         path: its file.
         student: in eval mode.
-        facts: what is known of its input and classes.
-        data: the images it was trained on; None where they cannot be had.
+        facts: about its input and classes.
+        data: the images it was trained on; None if they are not available.
     """
 
     path: Path
@@ -48,14 +48,14 @@ def open_source(
     """Open a finished run or a student file.
 
     Args:
-        student: the network's name where it is none of the zoo.
-        data: the data set's name; a run knows its own.
-        root: the folder with its files, where it has moved.
-        size: of the images; that of the data where not given, then that of the zoo.
+        student: name of the network, if it is not in the zoo.
+        data: name of the data set; default: that of the run.
+        root: folder of its files, if it has moved.
+        size: of the images; default: that of the data, then that of the network.
     """
     path = finished(RunFolder(what)).student if what.is_dir() else must_be_utf8(what)
     if not path.is_file():
-        raise RunError(f"there is no run folder and no student file {path}; check the path")
+        raise RunError(f"no run folder or student file {path}; check the path")
     network = load_student(path, model=student)
     facts = facts_from(read_header(path), path)
     images = None
@@ -65,7 +65,7 @@ def open_source(
         except DataError as error:
             if data is not None:
                 raise
-            say(f"the run's data could not be read ({error}); going on without")
+            say(f"the run's data could not be read ({error}); continuing without it")
     if images is not None:
         facts = facts.replace(size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
         facts = facts.replace(classes=facts.classes or images.classes)
@@ -75,17 +75,17 @@ def open_source(
 
 
 def finished(folder: RunFolder) -> RunFolder:
-    """The folder itself if it holds a finished run; else a sentence on what it is and how to finish it."""
+    """Return the folder if it holds a finished run; otherwise raise an error that says how to finish it."""
     path = folder.path
     if not folder.exists:
         runs = [run.name for run in RunFolder.children(path)]
-        hint = f"; it holds the runs {', '.join(runs[:4])}: name one of them" if runs else ""
-        raise RunError(f"{path} is no run folder: it has no {folder.RECIPE}{hint}")
+        hint = f"; it contains the runs {', '.join(runs[:4])}: name one of them" if runs else ""
+        raise RunError(f"{path} is not a run folder: it contains no {folder.RECIPE}{hint}")
     if folder.result is not None:
         return folder
     done = max((row["epoch"] for row in folder.rows()), default=0)
     epochs = folder.epochs
-    state = f"half trained: {done} of {epochs} epochs are done" if done else f"not trained: none of its {epochs} epochs is done"
+    state = f"not finished: {done} of {epochs} epochs are done" if done else f"not trained: none of its {epochs} epochs is done"
     networks = (folder.recipe.student, folder.recipe.teacher)
     code = [table.model for table in networks if table is not None and is_code(table.model)]
     trust = ["--trust"] if code else []
@@ -95,5 +95,5 @@ def finished(folder: RunFolder) -> RunFolder:
 
 
 def images_at(split: AnySplit, index: Int64[Tensor, " n"]) -> UInt8[Tensor, "n 3 h w"]:
-    """Some images of a split as they are, wherever they lie."""
+    """The images of a split at these indices, without augmentation."""
     return torch.cat(list(split.read([(index, ())], Augment())))

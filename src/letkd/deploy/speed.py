@@ -1,4 +1,4 @@
-"""How long things take beside each other."""
+"""Run times, measured in turns."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ import torch
 def interleaved(
     runs: Mapping[str, Callable[[], Any]], *, rounds: int = 25, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Seconds that each takes, one of each in every round and the fastest counted: noise of a busy machine only ever adds.
+    """Seconds per run: every round runs each once, and the fastest counts, because noise on a busy machine only adds time.
 
     Args:
-        clock: `time.process_time` counts processor time, which a busy machine changes less; of one thread it is the time itself.
+        clock: `time.process_time` counts processor time, which depends less on other load; use it with one thread.
     """
     for run in runs.values():
         run()

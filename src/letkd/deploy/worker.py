@@ -1,7 +1,7 @@
-"""The process that opens one model file and runs it on batches of images; `letkd.deploy.process` starts it and talks to it.
+"""Worker process that opens one model file and runs it on batches of images; started by `letkd.deploy.process`.
 
-It is run as a script and imports nothing of letkd, so that an ONNX file is ready without importing torch. What it may
-write, its memory and its processor time are limited, and it ends with the process that started it.
+It runs as a script and imports nothing from letkd, so an ONNX file opens without importing torch. File writes, memory and
+processor time are limited, and it ends with the process that started it.
 """
 
 import io
@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import numpy as np
 
-KEY = "letkd"  # where a file keeps its facts: ONNX metadata under this key, an exported program in the extra file KEY.json
-LARGEST_HEAD = 64 * 2**20  # bytes of a message's head: facts with a million class names fit
+KEY = "letkd"  # key of the facts in a file: ONNX metadata under KEY; in an exported program, the extra file KEY.json
+LARGEST_HEAD = 64 * 2**20  # bytes of a message's head; enough for facts with a million class names
 
-# The parts of an ONNX file (onnx.proto) that may hold tensors: field number → what the field holds.
+# The parts of an ONNX file (onnx.proto) that may contain tensors: field number → kind of the field.
 PARTS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -35,13 +35,13 @@ EXTERNAL_DATA, DATA_LOCATION = 13, 14  # fields of a tensor
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFile:
     """A model file that is ready to run.
 
     Args:
-        run: images to logits, as the file takes and gives them.
-        facts: what the file says of itself, as JSON; None if it says nothing.
-        inputs, outputs: type and shape of each, if the file tells them; open sizes are None.
+        run: from images to logits, in the file's own types.
+        facts: the facts in the file, as JSON; None if it has none.
+        inputs, outputs: type and shape of each, if the file contains them; dynamic sizes are None.
     """
 
     run: Callable[[np.ndarray], np.ndarray]
@@ -50,12 +50,12 @@ class Opened:
     outputs: list[tuple[str, list[int | None]]]
 
 
-def open_onnx(content: bytes, threads: int) -> Opened:
-    """An ONNX file in onnxruntime, on the CPU. Weights in other files are refused: a stranger's file names any path."""
+def open_onnx(content: bytes, threads: int) -> OpenedFile:
+    """Open an ONNX file with onnxruntime, on the CPU. Weights in other files are refused: a foreign file could name any path."""
     import onnxruntime
 
     if has_external_data(content):
-        raise ValueError("its weights are in other files, which are not read: save it as one file")
+        raise ValueError("its weights are in other files, which are not read; save it as one file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -63,19 +63,19 @@ def open_onnx(content: bytes, threads: int) -> Opened:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name if session.get_inputs() else ""
 
-    def places(found: Any) -> list[tuple[str, list[int | None]]]:
-        return [(place.type, [size if isinstance(size, int) else None for size in place.shape]) for place in found]
+    def ports(found: Any) -> list[tuple[str, list[int | None]]]:
+        return [(port.type, [size if isinstance(size, int) else None for size in port.shape]) for port in found]
 
-    return Opened(
+    return OpenedFile(
         run=lambda x: np.asarray(session.run(None, {name: x})[0]),
         facts=session.get_modelmeta().custom_metadata_map.get(KEY),
-        inputs=places(session.get_inputs()),
-        outputs=places(session.get_outputs()),
+        inputs=ports(session.get_inputs()),
+        outputs=ports(session.get_outputs()),
     )
 
 
-def open_program(content: bytes, threads: int) -> Opened:
-    """A `torch.export` file. This can run any code in it, so it is for files that are trusted."""
+def open_program(content: bytes, threads: int) -> OpenedFile:
+    """Open a `torch.export` file. This can run any code it contains, so use it only for trusted files."""
     import torch
 
     torch.set_num_threads(threads)
@@ -87,18 +87,18 @@ def open_program(content: bytes, threads: int) -> Opened:
         with torch.no_grad():
             return run(torch.from_numpy(x)).numpy()
 
-    return Opened(logits, facts.decode("utf-8", errors="replace") if isinstance(facts, bytes) else facts, [], [])
+    return OpenedFile(logits, facts.decode("utf-8", errors="replace") if isinstance(facts, bytes) else facts, [], [])
 
 
 OPEN = {".onnx": open_onnx, ".pt2": open_program}
 LARGEST_FILE = {
     ".onnx": 0,
     ".pt2": 2**20,
-}  # bytes that may be written; importing torch writes a few, to find a folder for its own
+}  # bytes that may be written; importing torch writes a small test file
 
 
 def has_external_data(content: bytes) -> bool:
-    """Whether a tensor anywhere in an ONNX file says that its values are in another file. ValueError if it is no protobuf message."""
+    """Whether any tensor of an ONNX file has its values in another file. ValueError if the content is not a protobuf message."""
     waiting = [("model", memoryview(content))]
     while waiting:
         kind, message = waiting.pop()
@@ -111,7 +111,7 @@ def has_external_data(content: bytes) -> bool:
 
 
 def _fields(message: memoryview) -> Any:
-    """Number and value of each field of a protobuf message: a view of its bytes, an int, or None for a number of fixed width."""
+    """Number and value of each field of a protobuf message. Values: a view of the bytes, an int, or None for fixed-width numbers."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -124,9 +124,9 @@ def _fields(message: memoryview) -> Any:
         elif kind in (1, 5):
             value, at = None, at + (8 if kind == 1 else 4)
         else:
-            raise ValueError("no protobuf message")
+            raise ValueError("not a protobuf message")
         if at > len(message):
-            raise ValueError("a protobuf message that is cut short")
+            raise ValueError("truncated protobuf message")
         yield key >> 3, value
 
 
@@ -136,7 +136,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 127) << 7 * k
         if byte < 128:
             return value, at + k + 1
-    raise ValueError("a protobuf number that does not end")
+    raise ValueError("protobuf number without an end")
 
 
 def send(stream: IO[bytes], head: dict[str, Any], body: bytes = b"") -> None:
@@ -148,13 +148,13 @@ def send(stream: IO[bytes], head: dict[str, Any], body: bytes = b"") -> None:
 
 
 def receive(stream: IO[bytes], largest: int) -> tuple[dict[str, Any], bytes]:
-    """Read a message whose body has at most so many bytes. EOFError if the stream ends, ValueError if it is no message."""
+    """Read a message with a body of at most `largest` bytes. EOFError if the stream ends, ValueError if it is not a message."""
     n_head, n_body = struct.unpack("<QQ", _exactly(stream, 16))
     if n_head > LARGEST_HEAD or n_body > largest:
-        raise ValueError("a message that is too long")
+        raise ValueError("message too long")
     head = json.loads(_exactly(stream, n_head))
     if not isinstance(head, dict):
-        raise ValueError("a message without a head")
+        raise ValueError("message without a head")
     return head, _exactly(stream, n_body)
 
 
@@ -166,19 +166,19 @@ def _exactly(stream: IO[bytes], n: int) -> bytes:
 
 
 def set_limits(memory: int, largest_file: int) -> None:
-    """No files written beyond a size, no core dumps, and no more memory than given, where the system has such limits."""
+    """Limit the size of written files and the memory, and disable core dumps, if the system supports such limits."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    for kind, most in ((resource.RLIMIT_FSIZE, largest_file), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory)):
+    for kind, limit in ((resource.RLIMIT_FSIZE, largest_file), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory)):
         _, hard = resource.getrlimit(kind)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def allow_seconds(seconds: float) -> None:
-    """Let the next answer take so many seconds of every processor; after that the system ends this process."""
+    """Allow this many seconds on every processor for the next answer; after that the system ends this process."""
     try:
         import resource
     except ImportError:
@@ -190,21 +190,21 @@ def allow_seconds(seconds: float) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Wait until the parent is gone, then end this process, whatever it is doing."""
+    """Wait until the parent process has ended, then end this process immediately."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
 def reason(error: BaseException) -> str:
-    """Why a file could not be opened or run, in one line."""
+    """The reason of an error, in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"[:300] if first else type(error).__name__
 
 
-def answer(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Open the file that the first message names, then answer each batch of images with logits, until there are no more."""
-    head, _ = receive(questions, 0)
+def answer(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Open the file named in the first message, then answer each batch of images with logits until the stream ends."""
+    head, _ = receive(requests, 0)
     threading.Thread(target=end_with, args=(head["parent"],), daemon=True).start()
     set_limits(head["memory"], LARGEST_FILE[head["kind"]])
     allow_seconds(head["seconds"])
@@ -216,7 +216,7 @@ def answer(questions: IO[bytes], answers: IO[bytes]) -> None:
         return
     send(answers, {"facts": opened.facts, "inputs": opened.inputs, "outputs": opened.outputs})
     while True:
-        batch, content = receive(questions, sys.maxsize)
+        batch, content = receive(requests, sys.maxsize)
         allow_seconds(head["seconds"])
         try:
             x = np.frombuffer(content, batch["type"]).reshape(batch["shape"]).copy()
@@ -229,7 +229,7 @@ def answer(questions: IO[bytes], answers: IO[bytes]) -> None:
 
 def main() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a file prints does not get among the answers
+        os.dup2(2, 1)  # keeps output printed by the model file out of the answers
         try:
             answer(sys.stdin.buffer, answers)
         except (EOFError, BrokenPipeError, KeyboardInterrupt):

@@ -1,1 +1,1 @@
-"""What was measured, for people to read."""
+"""Tables, figures and pages from measured results."""

@@ -1,4 +1,4 @@
-"""The paper's analyses: which rows each compares, and the paper's numbers for them."""
+"""The paper's analyses: the rows of each and the paper's numbers for them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Line:
     """A row of an analysis.
 
     Args:
-        method: the recipe.
-        paper: the cell of the paper's number, with the pair's name as `{pair}`.
-        settings: what differs from the recipe.
-        title: where it is not the recipe's.
-        x: its place on the curve, where there is one.
-        feature: `x` or `x_hat`, where the analysis is about features.
+        method: name of the recipe.
+        paper: cell of the paper's number, with `{pair}` for the pair's name.
+        settings: changes to the recipe.
+        title: default: the recipe's title.
+        x: position on the curve, if there is one.
+        feature: `x` or `x_hat`, if the analysis is about features.
     """
 
     method: str
@@ -40,32 +40,32 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Of its folder: rows that several analyses share are trained once."""
+        """Name of its folder; a row shared by several analyses is trained once."""
         return "-".join([self.method, *(setting.split(".")[-1].replace("=", "-") for setting in self.settings)])
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A table of the paper about why it works.
+    """An ablation table or figure of the paper.
 
     Args:
-        question: what it answers.
-        place: table or figure of the paper.
-        pair: the pair that the paper does it on.
+        question: the question it answers.
+        source: table or figure of the paper.
+        pair: the paper's pair for it.
         lines: its rows, in the paper's order.
-        x_label: of the curve, where the rows make one.
-        measure: gives each row's values from the folders of its runs, where they are not the test accuracy.
+        x_label: x axis of the curve, if the rows form one.
+        measure: computes each row's values from the folders of its runs; None for the test accuracy.
     """
 
     question: str
-    place: str
+    source: str
     pair: str
     lines: tuple[Line, ...]
     x_label: str = ""
     measure: Callable[[Sequence[Line], Mapping[str, Sequence[Path]]], list[list[float]]] | None = None
 
     def paper(self, line: Line, pair: str) -> PaperResult | None:
-        """The paper's number for this pair, or for the pair that it did the analysis on."""
+        """The paper's number for this pair, or else for the paper's own pair."""
         own, theirs = (line.paper.format(pair=name.rpartition("/")[2]) for name in (pair, self.pair))
         return paper_result(own) or paper_result(theirs)
 
@@ -81,22 +81,23 @@ def _alpha(method: str, cell: str, inter: str, penult: str) -> Line:
 
 
 def _geometry(lines: Sequence[Line], runs: Mapping[str, Sequence[Path]]) -> list[list[float]]:
-    """LDA's accuracy on the features that each row names."""
+    """Accuracy of LDA on the feature named by each row."""
     from letkd.report.collect import read_run
     from letkd.report.geometry import geometry
-    from letkd.report.opened import Opened
+    from letkd.report.opened import RunOpener
 
-    opened = Opened(trust=True)  # these runs were made by the command that reads them
+    opener = RunOpener(trust=True)  # the same command trained these runs
     found = {}
     for path in {path for paths in runs.values() for path in paths}:
         run = read_run(path)
-        found[path] = geometry(opened.distiller(run), opened.data(run))
+        found[path] = geometry(opener.distiller(run), opener.data(run))
     return [[found[path][line.feature] for path in runs[line.name]] for line in lines]
 
 
 ANALYSES = {
     "alpha": Analysis(
-        "What does each part of letKD-2 do? A site that is left out has a dash; at α = 0 it teaches, but feeds nothing forward.",
+        "What does each part of letKD-2 contribute? A dash marks an omitted site; at α = 0 a site is supervised, but "
+        "adds nothing to the features.",
         "Table 9",
         "cifar100/rn56-rn20",
         (
@@ -111,7 +112,8 @@ ANALYSES = {
         ),
     ),
     "geometry": Analysis(
-        "How well can a linear classifier (LDA) tell classes by the student's pooled intermediate features, before and after the KD layer?",
+        "How well does a linear classifier (LDA) separate the classes on the student's pooled intermediate "
+        "features, before and after the KD layer?",
         "Table 8",
         "cifar100/rn56-rn20",
         (
@@ -122,7 +124,7 @@ ANALYSES = {
         measure=_geometry,
     ),
     "k-inter": Analysis(
-        "How many sub-classes a class should the intermediate site have?",
+        "How many sub-classes per class should the intermediate site have?",
         "Fig. 4",
         "cifar100/rn56-rn20",
         tuple(
@@ -132,13 +134,13 @@ ANALYSES = {
         x_label="K_inter",
     ),
     "3x3": Analysis(
-        "Can the teacher's own 3x3 kernels stand for K-means centres?",
+        "Can the teacher's own 3x3 kernels replace the K-means centres?",
         "Table 3",
         "cifar100/rn56-rn20",
         tuple(Line(method, f"cifar100/{{pair}}/{method}") for method in ("quest", "quest-3x3", "letkd-1", "letkd-1-3x3")),
     ),
     "multi-layer": Analysis(
-        "Does K-means supervision at two layers help, without and with KD layers?",
+        "Does K-means supervision at two layers help, with and without KD layers?",
         "Table 4",
         "cifar100/rn56-rn20",
         tuple(
@@ -146,7 +148,7 @@ ANALYSES = {
         ),
     ),
     "fitnet": Analysis(
-        "Is it the layer's capacity, or its supervision?",
+        "Does the gain come from the layer's capacity or from its supervision?",
         "Table 10",
         "cifar100/rn110-rn32",
         (
@@ -162,16 +164,16 @@ def find_analysis(name: str, *others: str) -> Analysis:
     """An analysis by its name."""
     if name not in ANALYSES:
         raise RecipeError(
-            f"there is no analysis {name!r}; there are: {', '.join([*ANALYSES, *others])} ({nearest(name, ANALYSES)}?)"
+            f"unknown analysis {name!r} (nearest: {nearest(name, ANALYSES)}); the analyses are {', '.join([*ANALYSES, *others])}"
         )
     return ANALYSES[name]
 
 
 def as_grid(analysis: Analysis, pair: str, values: Sequence[Sequence[float]], notes: Sequence[str] = ()) -> Grid:
-    """The table: each row's values as mean ± std over seeds, and the paper's number beside.
+    """The table: mean ± std over seeds per row, next to the paper's number.
 
     Args:
-        values: by row, one value for each seed, in per cent.
+        values: for each row, one value per seed, in per cent.
     """
     rows = []
     for line, found in zip(analysis.lines, values, strict=True):
@@ -180,15 +182,15 @@ def as_grid(analysis: Analysis, pair: str, values: Sequence[Sequence[float]], no
         title = line.title or _title(line.method)
         rows.append([Cell(title), Cell(recipe), Cell(mean_std(found)), Cell(str(len(found))), Cell(str(paper or NONE))])
     head = ["row", "recipe", "ours, %", "n", "paper, %"]
-    told = [analysis.question, f"The paper's numbers ({analysis.place}) are for {_where(analysis, pair)}."]
+    texts = [analysis.question, f"The paper's numbers ({analysis.source}) are for {_pair_of_paper(analysis, pair)}."]
     keys = {setting.partition("=")[0] for line in analysis.lines for setting in line.settings}
-    told += [f"{key.split('.')[-1]} is {key}." for key in sorted(keys)]
-    return Grid(f"{analysis.place} on {pair}", head, rows, [*told, *notes])
+    texts += [f"{key.split('.')[-1]} is {key}." for key in sorted(keys)]
+    return Grid(f"{analysis.source} on {pair}", head, rows, [*texts, *notes])
 
 
-def _where(analysis: Analysis, pair: str) -> str:
+def _pair_of_paper(analysis: Analysis, pair: str) -> str:
     own = any(paper_result(line.paper.format(pair=pair.rpartition("/")[2])) for line in analysis.lines)
-    return pair if own and pair.startswith("cifar100/") else f"{analysis.pair}: another pair, and so another scale"
+    return pair if own and pair.startswith("cifar100/") else f"{analysis.pair}, another pair, so the scale differs"
 
 
 def _title(method: str) -> str:
@@ -198,19 +200,19 @@ def _title(method: str) -> str:
 
 
 def as_chart(analysis: Analysis, pair: str, values: Sequence[Sequence[float]]) -> Chart:
-    """The rows as a curve over x, ours and the paper's; on another pair than the paper's, as points more than the first row has."""
+    """The rows as a curve over x, ours and the paper's; on another pair than the paper's, as differences from the first row."""
     x = [line.x for line in analysis.lines if line.x is not None]
     mean = [sum(found) / len(found) if found else None for found in values]
     low, high = ([choose(found) if found else None for found in values] for choose in (min, max))
     theirs = [result.mean if (result := analysis.paper(line, pair)) else None for line in analysis.lines]
-    title, y_label = f"{analysis.place}: accuracy by {analysis.x_label}", "test accuracy, %"
+    title, y_label = f"{analysis.source}: accuracy by {analysis.x_label}", "test accuracy, %"
     if pair != analysis.pair:
-        low, high, mean = (_more_than(mean[0], bound) for bound in (low, high, mean))
-        theirs = _more_than(theirs[0], theirs)
-        y_label = f"points more than at {analysis.x_label} {x[0]:g}"
+        low, high, mean = (_differences(mean[0], bound) for bound in (low, high, mean))
+        theirs = _differences(theirs[0], theirs)
+        y_label = f"difference from {analysis.x_label} {x[0]:g}, points"
     series = [Series(f"ours, {pair}", mean, 0, low, high), Series(f"paper, {analysis.pair}", theirs, 1)]
     return Chart("curve", title, analysis.x_label, y_label, x, series)
 
 
-def _more_than(first: float | None, values: Sequence[float | None]) -> list[float | None]:
+def _differences(first: float | None, values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None or first is None else value - first for value in values]

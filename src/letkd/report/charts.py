@@ -1,4 +1,4 @@
-"""Charts as data: one description that matplotlib draws into files and the page draws for itself."""
+"""Charts as data, drawn by matplotlib into files and by the page's script."""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Eight hues that colour-blind readers can tell apart (Okabe and Ito), the yellow darkened; the page has the same.
+# Eight colours that colour-blind readers can distinguish (Okabe and Ito), with a darker yellow; the page uses the same.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#5b4fc7", "#6b6b6b")
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values by x under a name. `low` and `high` bound a band, where there is one; None is a gap.
+    """A named series of values over x. `low` and `high` bound an optional band; None is a gap.
 
     Args:
-        colour: counts the colours, so that a method has the same one in every chart.
+        colour: index of the colour, so that a method has the same colour in every chart.
     """
 
     name: str
@@ -30,13 +30,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over x, or points for each name in x.
+    """Lines over x, or points per name in x.
 
     Args:
-        key: a name for files.
-        x: numbers, or names.
-        log_y: a logarithmic y axis, for what falls by powers.
-        digits: that a reader needs.
+        key: name for files.
+        x: numbers or names.
+        log_y: logarithmic y axis.
+        digits: decimal places shown on the page.
     """
 
     key: str
@@ -52,27 +52,27 @@ class Chart:
     group: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For the page: six digits are enough for a screen."""
+        """The chart for the page, with six significant digits."""
         return _rounded(asdict(self))
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None  # JSON has no NaN: a gap
+        return float(f"{value:.6g}") if math.isfinite(value) else None  # JSON has no NaN; shown as a gap
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def a_figure(width: float = 6.4, height: float = 3.6) -> "Figure":
-    """An empty figure that belongs to no window."""
+def new_figure(width: float = 6.4, height: float = 3.6) -> "Figure":
+    """An empty figure without a window."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def tidy(axes: "Axes") -> None:
-    """No box around the axes, faint lines across."""
+    """Remove the box around the axes and add faint horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -80,10 +80,10 @@ def tidy(axes: "Axes") -> None:
 
 
 def draw(chart: Chart) -> "Figure":
-    """The chart as matplotlib draws it."""
+    """The chart as a matplotlib figure."""
     if chart.kind == "dots":
         return _dots(chart)
-    figure = a_figure()
+    figure = new_figure()
     axes = figure.subplots()
     _lines(axes, chart)
     _label(axes, chart)
@@ -103,7 +103,7 @@ def _lines(axes: "Axes", chart: Chart) -> None:
 
         axes.set_yscale("log")
         for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            ticks(LogFormatter())  # the usual one writes powers of ten in mathtext
+            ticks(LogFormatter())  # the default writes powers of ten in mathtext
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:
@@ -111,7 +111,7 @@ def _gaps(values: Sequence[float | None]) -> list[float]:
 
 
 def _dots(chart: Chart) -> "Figure":
-    figure = a_figure(6.4, 0.9 + 0.26 * len(chart.x))
+    figure = new_figure(6.4, 0.9 + 0.26 * len(chart.x))
     axes = figure.subplots()
     tidy(axes)
     rows = list(range(len(chart.x)))
@@ -135,9 +135,9 @@ def _label(axes: "Axes", chart: Chart) -> None:
 
 
 def draw_all(charts: Sequence[Chart], *, title: str, columns: int = 3) -> "Figure":
-    """Several charts of lines as one figure."""
+    """Several line charts in one figure."""
     rows = -(-len(charts) // columns)
-    figure = a_figure(4.2 * min(columns, len(charts)), 2.9 * rows)
+    figure = new_figure(4.2 * min(columns, len(charts)), 2.9 * rows)
     panels = figure.subplots(rows, min(columns, len(charts)), squeeze=False).flatten()
     for axes, chart in zip(panels, charts, strict=False):
         _lines(axes, chart)

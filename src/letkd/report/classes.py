@@ -1,4 +1,4 @@
-"""Class by class: accuracy, and the confusions that teaching fixed."""
+"""Accuracy per class, and the confusions that distillation fixed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from letkd.runs.evaluation import Predictions
 
 @dataclass(frozen=True)
 class Confusion:
-    """Images of class `true` that were taken for `taken`: how many by the student alone and by the taught one, mean over seeds."""
+    """Number of images of class `true` predicted as `taken`, by the student without teacher and by the distilled one, mean over seeds."""
 
     true: str
     taken: str
@@ -25,7 +25,7 @@ class Confusion:
 
 
 def confusion_matrix(predictions: Sequence[Predictions], C: int) -> Tensor:
-    """How many images of class i were taken for class j, `[C C]`, mean over the runs."""
+    """Number of images of class i predicted as class j, `[C C]`, mean over the runs."""
     counts = torch.zeros(C, C, dtype=torch.float64)
     for one in predictions:
         counts += torch.bincount(one.labels * C + one.predicted, minlength=C * C).reshape(C, C)
@@ -33,13 +33,13 @@ def confusion_matrix(predictions: Sequence[Predictions], C: int) -> Tensor:
 
 
 def per_class(matrix: Tensor) -> list[float | None]:
-    """Accuracy of each class in per cent; None where it has no image."""
+    """Accuracy per class in per cent; None for a class without images."""
     n = matrix.sum(dim=1)
     return [100 * float(matrix[c, c] / n[c]) if n[c] else None for c in range(len(matrix))]
 
 
 def confusions(alone: Tensor, taught: Tensor, classes: Sequence[str]) -> list[Confusion]:
-    """Every confusion that either makes, those that teaching fixed most first and those it made worst last."""
+    """All confusions of either student, from the most improved to the most worsened."""
     found = [
         Confusion(classes[i], classes[j], float(alone[i, j]), float(taught[i, j]))
         for i in range(len(classes))
@@ -52,13 +52,13 @@ def confusions(alone: Tensor, taught: Tensor, classes: Sequence[str]) -> list[Co
 def class_chart(
     pair: str, matrices: dict[str, Tensor], classes: Sequence[str], colours: Mapping[str, int], *, most: int = 24
 ) -> Chart:
-    """Accuracy of each class, a point for each method; of many classes, those that the methods differ on most."""
+    """Accuracy per class, one point per method; if there are many classes, those on which the methods differ most."""
     columns = {title: per_class(matrix) for title, matrix in matrices.items()}
-    spread = []
+    ranges = []
     for c in range(len(classes)):
         known = [value for column in columns.values() if (value := column[c]) is not None]
-        spread.append(max(known) - min(known) if known else 0.0)
-    shown = sorted(sorted(range(len(classes)), key=lambda c: -spread[c])[:most])
+        ranges.append(max(known) - min(known) if known else 0.0)
+    shown = sorted(sorted(range(len(classes)), key=lambda c: -ranges[c])[:most])
     series = [Series(title, [column[c] for c in shown], colours[title]) for title, column in columns.items()]
     note = f"The {most} of {len(classes)} classes on which the methods differ most." if len(classes) > most else ""
     names = [classes[c] for c in shown]

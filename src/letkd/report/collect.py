@@ -1,4 +1,4 @@
-"""Run folders as a report sees them: found on disk, read, and grouped into rows (a method) and columns (a pair) of the tables."""
+"""Run folders for a report: found, read, and grouped into rows (methods) and columns (pairs) of the tables."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from letkd.files import must_be_utf8
 from letkd.progress import say
 from letkd.recipes import Recipe, list_methods, list_pairs, resolve
 from letkd.recipes.tables import as_toml, dotted, leaves
-from letkd.report.paper import PaperResult, paper_result, place
+from letkd.report.paper import PaperResult, paper_result, table_position
 from letkd.runs.folder import RunFolder, Tell
 from letkd.runs.records import Note, Result
 from letkd.runs.study import is_trial
@@ -20,13 +20,13 @@ from letkd.runs.study import is_trial
 What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student
 
-# What may differ from a cell's recipe without making it another experiment: where files lie, and which trial it is.
+# Keys that may differ from a cell's recipe in the same experiment: paths of files, seed and title.
 _CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "title"}
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run as it was when it was read. `result` is None while it is not finished; `rows` are those of its log, by epoch."""
+    """A snapshot of one run. `result` is None if the run is not finished; `rows` are the rows of its log, one per epoch."""
 
     path: Path
     recipe: Recipe
@@ -40,14 +40,14 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs that differ in their seed alone: a method on a pair.
+    """Runs that differ only in their seed: one method on one pair.
 
     Args:
-        title: the row's name.
-        pair: the column's name; `data/teacher-student` where there is such a recipe.
-        method: the name of the method's recipe, None for one of the user's own.
-        changed: keys, with their values, in which the recipe differs from that of its cell.
-        note: why there are no runs, where a comparison said so.
+        title: name of the row.
+        pair: name of the column; `data/teacher-student` if there is such a recipe.
+        method: name of the method's recipe; None for a custom recipe.
+        changed: keys and values that differ from the recipe of the cell.
+        note: why a comparison has no runs for it; empty otherwise.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """A name for files and for the page."""
+        """Name for files and for the page."""
         text = f"{self.pair} {self.title}".lower()
         return "-".join("".join(c if c.isalnum() else " " for c in text).split())
 
@@ -73,19 +73,19 @@ class Group:
 
 
 def find_runs(paths: Iterable[str | Path], *, tell: Tell = say) -> list[Run]:
-    """Every run in these folders or below them, each once.
+    """All runs in these folders and their sub-folders, without duplicates.
 
     Args:
-        tell: gets a line for each run, or part of one, that is damaged and left out.
+        tell: called with a message for each damaged run, or part of a run, that is skipped.
     """
     found: dict[Path, Run | None] = {}
     for path in map(Path, paths):
         if not must_be_utf8(path).is_dir():
-            raise RunError(f"{path} is no folder; name a run folder, or one with runs below it")
+            raise RunError(f"{path} is not a folder; name a run folder, or a folder that contains runs")
         folders = [folder for folder in RunFolder.below(path) if not is_trial(folder)]
         if not folders and not RunFolder.noted_below(path):
             raise RunError(
-                f"{path} holds no run: there is no {RunFolder.RECIPE} in it or below; name the folder that `out=` named"
+                f"{path} contains no run: there is no {RunFolder.RECIPE} in it or its sub-folders; name the folder given as `out=`"
             )
         for folder in folders:
             if folder.resolve() not in found:
@@ -94,7 +94,7 @@ def find_runs(paths: Iterable[str | Path], *, tell: Tell = say) -> list[Run]:
 
 
 def read_run(path: Path, *, tell: Tell = say) -> Run:
-    """A run as it is on disk; a result that is damaged counts as none."""
+    """Read a run from disk; a damaged result counts as missing."""
     folder = RunFolder(path)
     return Run(folder.path, folder.recipe, _attempt(lambda: folder.result, tell), folder.rows(tell=tell))
 
@@ -103,43 +103,43 @@ def _attempt(read: Callable[[], What], tell: Tell) -> What | None:
     try:
         return read()
     except LetkdError as error:
-        tell(f"{str(error).splitlines()[0]}; the report leaves it out")
+        tell(f"{str(error).splitlines()[0]}; the report skips it")
         return None
 
 
 def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]:
-    """The runs below these folders as rows: pairs in the order of their names, methods in the paper's.
+    """The runs in these folders as rows: pairs sorted by name, methods in the paper's order.
 
     Args:
         tell: as for `find_runs`.
     """
-    told: list[str] = []
+    messages: list[str] = []
 
     def note(line: str) -> None:
-        told.append(line)
+        messages.append(line)
         tell(line)
 
     runs = find_runs(paths, tell=note)
     by_recipe: dict[str, list[Run]] = {}
     for run in runs:
         by_recipe.setdefault(_key(run.recipe), []).append(run)
-    recipes = [held[0].recipe for held in by_recipe.values()]
+    recipes = [same[0].recipe for same in by_recipe.values()]
     known = _known_pairs() | _own_pairs(recipes)
-    sure = {places[0] for recipe in recipes if len(places := _pairs_of(recipe, known)) == 1}
+    certain = {pairs[0] for recipe in recipes if len(pairs := _pairs_of(recipe, known)) == 1}
     groups: list[Group] = []
-    for held in by_recipe.values():
-        recipe = held[0].recipe
+    for same in by_recipe.values():
+        recipe = same[0].recipe
         method = _method_of(recipe)
-        places = _pairs_of(recipe, known)
-        for pair in [name for name in places if name in sure] or places[:1]:
+        pairs = _pairs_of(recipe, known)
+        for pair in [name for name in pairs if name in certain] or pairs[:1]:
             title = recipe.title or "own recipe"
-            runs_by_seed = sorted(held, key=lambda run: run.recipe.train.seed)
+            runs_by_seed = sorted(same, key=lambda run: run.recipe.train.seed)
             groups.append(Group(title, pair, method, runs_by_seed, _changed(recipe, pair, method)))
     groups = _with_own_titles(groups)
     groups += _without_runs(paths, groups, note)
     if not groups:
-        raise RunError(f"there is no run to report on: {'; '.join(told[:2])}")
-    return sorted(groups, key=lambda group: (group.pair, place(group.method), group.title))
+        raise RunError(f"no run to report on: {'; '.join(messages[:2])}")
+    return sorted(groups, key=lambda group: (group.pair, table_position(group.method), group.title))
 
 
 def _key(recipe: Recipe) -> str:
@@ -159,7 +159,7 @@ def _titles() -> dict[str, str]:
 
 @cache
 def _known_pairs() -> dict[str, Pair]:
-    """Every pair that has a recipe."""
+    """All pairs that have a recipe."""
     found = {}
     for name in list_pairs():
         recipe = resolve(name, method="ce")
@@ -172,7 +172,7 @@ def _method_of(recipe: Recipe) -> str | None:
 
 
 def _own_pairs(recipes: Iterable[Recipe]) -> dict[str, Pair]:
-    """The pairs of these runs that have no recipe, each by its networks' names."""
+    """The pairs of these runs that have no recipe, named by their networks."""
     found: dict[str, Pair] = {}
     for recipe in recipes:
         if recipe.teacher is not None:
@@ -183,7 +183,7 @@ def _own_pairs(recipes: Iterable[Recipe]) -> dict[str, Pair]:
 
 
 def _pairs_of(recipe: Recipe, known: Mapping[str, Pair]) -> list[str]:
-    """The pairs that a run may be a cell of: several where the recipe does not say which teacher or student goes with it."""
+    """The pairs that a run may belong to; several if the recipe does not name the teacher or the student of the pair."""
     data, network, teacher = recipe.data.name, recipe.student.model, recipe.teacher.model if recipe.teacher else None
     alone = _method_of(recipe) == "teacher"
     fits = [
@@ -195,7 +195,7 @@ def _pairs_of(recipe: Recipe, known: Mapping[str, Pair]) -> list[str]:
 
 
 def _changed(recipe: Recipe, pair: str, method: str | None) -> list[str]:
-    """What a run has other than its cell's recipe, as `key = value`."""
+    """Settings that differ from the recipe of the run's cell, as `key = value`."""
     if method is None or pair not in _known_pairs():
         return []
     cell = _values(resolve(pair, method=method))
@@ -205,23 +205,25 @@ def _changed(recipe: Recipe, pair: str, method: str | None) -> list[str]:
 
 
 def _with_own_titles(groups: list[Group]) -> list[Group]:
-    """Rows of one name on one pair get what sets them apart behind it."""
+    """Append the differing settings to the titles of rows that have the same title on the same pair."""
     alike: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         alike.setdefault((group.pair, group.title), []).append(group)
     named = []
-    for held in alike.values():
-        values = [_values(group.runs[0].recipe) for group in held]
+    for same in alike.values():
+        values = [_values(group.runs[0].recipe) for group in same]
         keys = sorted({key for one in values for key in one})
-        apart = [key for key in keys if key not in ("train.seed", "data.root") and len({one.get(key) for one in values}) > 1]
-        for group, own in zip(held, values, strict=True):
-            what = ", ".join(f"{key.split('.', 1)[-1]} {own.get(key, 'not set')}" for key in apart)
+        differing = [
+            key for key in keys if key not in ("train.seed", "data.root") and len({one.get(key) for one in values}) > 1
+        ]
+        for group, own in zip(same, values, strict=True):
+            what = ", ".join(f"{key.split('.', 1)[-1]} {own.get(key, 'not set')}" for key in differing)
             named.append(replace(group, title=f"{group.title} ({what})" if what else group.title))
     return named
 
 
 def _without_runs(paths: Sequence[str | Path], groups: list[Group], tell: Tell) -> list[Group]:
-    """Rows for what a comparison could not run, and why."""
+    """Rows that a comparison could not run, with the reason."""
     found = {}
     for folder in (folder for path in paths for folder in RunFolder.noted_below(Path(path))):
         note: Note | None = _attempt(lambda folder=folder: RunFolder(folder).note, tell)

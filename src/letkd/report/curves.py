@@ -1,4 +1,4 @@
-"""What metrics.jsonl has, by epoch: accuracy, loss terms, learning rate, health of the KD layers."""
+"""The values of metrics.jsonl by epoch: accuracy, loss terms, learning rate, health of the KD layers."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from letkd.runs.grid import Cell, Grid
 
 NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "ema_val_top1", "seconds", "loss", "health", "teacher_top1"}
 
-# What `letkd.inspect.health.health` gives, in words. Shares are shown in per cent.
+# Labels of the values of `letkd.inspect.health.health`. Shares are shown in per cent.
 HEALTH = {
     "used": "templates used",
     "dead": "dead templates",
@@ -32,20 +32,20 @@ Value = Callable[[dict[str, Any]], float | None]
 
 
 def by_epoch(group: Group, value: Value, name: str, colour: int) -> Series:
-    """Mean over seeds of a value by epoch, and its least and greatest."""
+    """Mean over seeds of a value by epoch, with its minimum and maximum."""
     columns: dict[int, list[float]] = {}
     for run in group.runs:
         for row in run.rows:
             found = value(row)
-            if found is not None and abs(found) < LARGEST:  # neither NaN nor infinite, which no axis can hold
+            if found is not None and abs(found) < LARGEST:  # skips NaN, infinity and values too large for an axis
                 columns.setdefault(int(row["epoch"]), []).append(float(found))
     epochs = range(1, last_epoch(group) + 1)
-    held = [columns.get(epoch) for epoch in epochs]
-    several = any(values and len(values) > 1 for values in held)
-    low = [min(values) if values else None for values in held]
-    high = [max(values) if values else None for values in held]
-    mean = [statistics.mean(values) if values else None for values in held]
-    return Series(name, mean, colour, low if several else None, high if several else None)
+    by_seed = [columns.get(epoch) for epoch in epochs]
+    has_band = any(values and len(values) > 1 for values in by_seed)
+    low = [min(values) if values else None for values in by_seed]
+    high = [max(values) if values else None for values in by_seed]
+    mean = [statistics.mean(values) if values else None for values in by_seed]
+    return Series(name, mean, colour, low if has_band else None, high if has_band else None)
 
 
 def last_epoch(group: Group) -> int:
@@ -53,7 +53,7 @@ def last_epoch(group: Group) -> int:
 
 
 def _chart(key: str, title: str, y_label: str, groups: Sequence[Group], value: Value, pair: str, **more: Any) -> list[Chart]:
-    """One line a group; none where nobody has the value."""
+    """A chart with one line per group; no chart if no group has the value."""
     series = [by_epoch(group, value, group.title, k) for k, group in enumerate(groups)]
     series = [one for one in series if any(y is not None for y in one.y)]
     if not series:
@@ -68,7 +68,7 @@ def _pad(values: Any, x: list[int]) -> Any:
 
 
 def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:
-    """Accuracy on the validation and training images and the learning rate, a line for each method; then each method's losses."""
+    """Validation and training accuracy and learning rate, one line per method; then the losses of each method."""
     charts = _chart("val", "Validation accuracy", "top-1, %", groups, lambda row: row.get("val_top1"), pair)
     charts += _chart(
         "ema",
@@ -97,8 +97,8 @@ def _losses(pair: str, group: Group) -> list[Chart]:
     if not series or not last_epoch(group):
         return []
     weights = group.runs[0].recipe.weights
-    told = ", ".join(f"{name} × {weights.get(name, 1.0):g}" for name in order if name != "loss")
-    note = f"Terms without their weights; loss = the sum of {told}." if len(order) > 1 else ""
+    terms = ", ".join(f"{name} × {weights.get(name, 1.0):g}" for name in order if name != "loss")
+    note = f"Terms without their weights; loss = the sum of {terms}." if len(order) > 1 else ""
     title = f"Loss: {group.title}"
     return [
         Chart(f"loss-{group.key}", title, "epoch", "loss", list(range(1, last_epoch(group) + 1)), series, note=note, group=pair)
@@ -106,17 +106,20 @@ def _losses(pair: str, group: Group) -> list[Chart]:
 
 
 def training(groups: Sequence[Group]) -> Grid | None:
-    """How each method was trained, a row per way; None if there are no runs."""
-    ways: dict[tuple[str, ...], list[str]] = {}
+    """How the methods were trained, one row per set of settings; None if there are no runs."""
+    by_settings: dict[tuple[str, ...], list[str]] = {}
     for group in groups:
         if group.runs:
-            ways.setdefault(_way(group.runs[0].recipe), []).append(group.title)
+            by_settings.setdefault(_settings(group.runs[0].recipe), []).append(group.title)
     names = ["methods", "optimiser", "schedule", "epochs", "batch", "augmentation", "mix", "EMA"]
-    rows = [[Cell("all" if len(ways) == 1 else ", ".join(titles)), *map(Cell, way)] for way, titles in ways.items()]
+    rows = [
+        [Cell("all" if len(by_settings) == 1 else ", ".join(titles)), *map(Cell, settings)]
+        for settings, titles in by_settings.items()
+    ]
     return Grid("Training", names, rows, []) if rows else None
 
 
-def _way(recipe: Recipe) -> tuple[str, ...]:
+def _settings(recipe: Recipe) -> tuple[str, ...]:
     data, optim, train = recipe.data, recipe.optim, recipe.train
     schedule = optim.schedule + (f" {optim.milestones}" if optim.schedule == "milestones" else "")
     return (
@@ -131,7 +134,7 @@ def _way(recipe: Recipe) -> tuple[str, ...]:
 
 
 def health_charts(pair: str, groups: Sequence[Group]) -> list[Chart]:
-    """Every value of every site by epoch, a line for each method that has the site."""
+    """All health values of all sites by epoch, one line per method that has the site."""
     rows = [row for group in groups for run in group.runs for row in run.rows]
     sites = sorted({site for row in rows for site in _health(row)}, key=lambda site: (site != "penultimate", site))
     charts = []
@@ -148,5 +151,5 @@ def health_charts(pair: str, groups: Sequence[Group]) -> list[Chart]:
 
 
 def _health(row: dict[str, Any]) -> dict[str, dict[str, float]]:
-    held = row.get("health")
-    return held if isinstance(held, dict) else {}
+    health = row.get("health")
+    return health if isinstance(health, dict) else {}

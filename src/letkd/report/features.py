@@ -1,4 +1,4 @@
-"""The teacher and its students side by side: their features in the plane, and how their logits go together."""
+"""Teacher and students side by side: features in two dimensions, and correlations of the logits."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.errors import NonFiniteError, TapError
 from letkd.inspect.sites import at_rest
-from letkd.report.charts import a_figure
+from letkd.report.charts import new_figure
 from letkd.taps import Taps, as_logits, as_taps
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ Way = Literal["pca", "tsne"]
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What a network makes of some images: what its classifier is given, `[n d]`, and its logits `[n C]`."""
+class Outputs:
+    """Outputs of a network on some images: the classifier's input `[n d]` and the logits `[n C]`."""
 
     pooled: Tensor
     logits: Tensor
 
 
-def answer(model: nn.Module, batch: Batch, *, step: int = 128) -> Answer:
-    """Run a network that names the place `pooled`, as the zoo's do, over some images."""
+def outputs(model: nn.Module, batch: Batch, *, step: int = 128) -> Outputs:
+    """Run a network that names the tap `pooled`, as the zoo's networks do, on some images."""
     named = as_taps(model)
     if "pooled" not in named:
-        raise TapError(f"{type(model).__name__} names no place 'pooled', what its classifier is given")
+        raise TapError(f"{type(model).__name__} names no tap 'pooled' (the input of its classifier)")
     taps = Taps(model, {"pooled": named["pooled"]})
     pooled, logits = [], []
     with at_rest(model):
@@ -42,14 +42,14 @@ def answer(model: nn.Module, batch: Batch, *, step: int = 128) -> Answer:
             output, features = taps(x)
             pooled.append(features["pooled"].flatten(1).float())
             logits.append(as_logits(output, model).float())
-    found = Answer(torch.cat(pooled), torch.cat(logits))
+    found = Outputs(torch.cat(pooled), torch.cat(logits))
     if not (torch.isfinite(found.pooled).all() and torch.isfinite(found.logits).all()):
-        raise NonFiniteError(f"{type(model).__name__} gives NaN or infinity for test images; check its weights")
+        raise NonFiniteError(f"{type(model).__name__} returns NaN or infinity for test images; check its weights")
     return found
 
 
-def in_the_plane(pooled: Tensor, way: Way = "pca") -> np.ndarray:
-    """Two coordinates for each image, within -1 and 1: the first principal components, or t-SNE's map. The same each time."""
+def project(pooled: Tensor, way: Way = "pca") -> np.ndarray:
+    """Two coordinates per image, between -1 and 1: the first principal components, or t-SNE. Deterministic."""
     x = pooled.double().numpy()
     if way == "tsne":
         from sklearn.manifold import TSNE
@@ -58,7 +58,7 @@ def in_the_plane(pooled: Tensor, way: Way = "pca") -> np.ndarray:
     else:
         x = x - x.mean(axis=0)
         _, _, vt = np.linalg.svd(x, full_matrices=False)
-        # A component's sign means nothing: the one whose largest weight is positive is taken.
+        # The sign of a component is arbitrary: choose it so that the largest weight is positive.
         vt = vt[:2] * np.sign(vt[:2][np.arange(len(vt[:2])), np.abs(vt[:2]).argmax(axis=1)])[:, None]
         at = x @ vt.T
         at = np.pad(at, ((0, 0), (0, 2 - at.shape[1])))
@@ -67,7 +67,7 @@ def in_the_plane(pooled: Tensor, way: Way = "pca") -> np.ndarray:
 
 
 def correlation(logits: Tensor) -> Tensor:
-    """How each class's logit goes with each other's over the images, `[C C]`; 0 where one never changes."""
+    """Correlation of the logits of every two classes over the images, `[C C]`; 0 if a logit is constant."""
     z = logits.double() - logits.double().mean(dim=0)
     length = z.norm(dim=0)
     z = torch.where(length > 0, z / length.clamp_min(1e-300), torch.zeros_like(z))
@@ -75,12 +75,12 @@ def correlation(logits: Tensor) -> Tensor:
 
 
 def correlation_difference(teacher: Tensor, student: Tensor) -> Tensor:
-    """Correlations of the teacher's logits less those of the student's, `[C C]`; nothing but zeros if they go together alike."""
+    """Correlations of the teacher's logits minus those of the student's, `[C C]`."""
     return correlation(teacher) - correlation(student)
 
 
 def draw_planes(planes: Mapping[str, np.ndarray], labels: Tensor, classes: tuple[str, ...]) -> "Figure":
-    """A panel for each network, a point for each image, a colour for each class."""
+    """One panel per network, one point per image, one colour per class."""
     figure, panels = _panels(len(planes))
     colours = [class_colour(int(c)) for c in labels]
     for axes, (title, at) in zip(panels, planes.items(), strict=True):
@@ -94,7 +94,7 @@ def draw_planes(planes: Mapping[str, np.ndarray], labels: Tensor, classes: tuple
 
 
 def draw_differences(maps: Mapping[str, Tensor]) -> "Figure":
-    """A panel for each student: where its logits go together otherwise than the teacher's."""
+    """One panel per student: difference between the correlations of its logits and the teacher's."""
     figure, panels = _panels(len(maps))
     largest = max(float(one.abs().max()) for one in maps.values()) or 1.0
     image = None
@@ -109,7 +109,7 @@ def draw_differences(maps: Mapping[str, Tensor]) -> "Figure":
 
 def _panels(n: int, columns: int = 4) -> "tuple[Figure, np.ndarray]":
     rows = -(-n // columns)
-    figure = a_figure(2.5 * min(n, columns) + 0.8, 2.7 * rows)
+    figure = new_figure(2.5 * min(n, columns) + 0.8, 2.7 * rows)
     panels = figure.subplots(rows, min(n, columns), squeeze=False).flatten()
     for axes in panels[n:]:
         axes.set_axis_off()
@@ -117,7 +117,7 @@ def _panels(n: int, columns: int = 4) -> "tuple[Figure, np.ndarray]":
 
 
 def as_rgba_png(one: Tensor, largest: float) -> str:
-    """A map of differences as a data address: red above zero, blue below, the clearer the less there is, on light and dark alike."""
+    """A map of differences as a data URL: red above zero, blue below, transparent at zero, for light and dark pages."""
     from PIL import Image
 
     strength = (one.abs() / largest).clamp(0, 1)
@@ -130,7 +130,7 @@ def as_rgba_png(one: Tensor, largest: float) -> str:
 
 
 def class_colour(c: int) -> tuple[float, float, float]:
-    """A hue for each class: the golden angle keeps neighbours apart, and lightness goes in three steps."""
+    """A colour per class: hues by the golden angle, so that neighbours differ, with three levels of lightness."""
     import colorsys
 
     return colorsys.hls_to_rgb((c * 137.508 % 360) / 360, (0.42, 0.55, 0.34)[c % 3], 0.62)

@@ -1,4 +1,4 @@
-"""Feature geometry: what a linear classifier makes of the student's pooled features before and after its KD layer."""
+"""Feature geometry: accuracy of a linear classifier on the student's pooled features, before and after its KD layer."""
 
 import torch
 from torch import Tensor
@@ -12,15 +12,15 @@ from letkd.taps import Tap, Taps
 
 
 def pooled(distiller: Distiller, data: Dataset, split: AnySplit, role: str) -> tuple[Tensor, Tensor]:
-    """Global averages of x and x̂ at a site for every image of a split, each `[n d]`."""
+    """Global average of x and of x̂ at a site for every image of a split, each `[n d]`."""
     path = layer_path(distiller, role)
     taps = Taps(distiller.student, {"x": Tap(path, io="input"), "x_hat": Tap(path)})
     x, x_hat = [], []
     with at_rest(distiller):
         for batch in track(Loader(split, eval_batch(split.image_size), mean=data.mean, std=data.std), f"features at {role}"):
-            _, seen = taps(batch.x)
-            x.append(seen["x"].mean(dim=(2, 3)))
-            x_hat.append(seen["x_hat"].mean(dim=(2, 3)))
+            _, features = taps(batch.x)
+            x.append(features["x"].mean(dim=(2, 3)))
+            x_hat.append(features["x_hat"].mean(dim=(2, 3)))
     return torch.cat(x), torch.cat(x_hat)
 
 
@@ -33,7 +33,7 @@ def lda_accuracy(train: Tensor, train_labels: Tensor, test: Tensor, test_labels:
 
 
 def geometry(distiller: Distiller, data: Dataset, role: str = "intermediate") -> dict[str, float]:
-    """LDA's test accuracy on pooled `x` and on pooled `x_hat`."""
+    """Test accuracy of LDA on pooled `x` and on pooled `x_hat`."""
     (x, x_hat), (x_test, x_hat_test) = (pooled(distiller, data, split, role) for split in (data.train, data.test))
     y, y_test = data.train.labels, data.test.labels
     return {"x": lda_accuracy(x, y, x_test, y_test), "x_hat": lda_accuracy(x_hat, y, x_hat_test, y_test)}

@@ -1,4 +1,4 @@
-"""Transferred knowledge: what the teacher says of each location of a picture, what the student predicts and what it keeps."""
+"""Transferred knowledge: the teacher's labels at each location of an image, the student's prediction and what its layer keeps."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from letkd.data import Dataset
 from letkd.distiller import Distiller
 from letkd.functional import pixels
 from letkd.inspect.sites import SiteView, at_rest, inspect_sites
-from letkd.report.opened import batch_of, some
+from letkd.report.opened import balanced_sample, batch_of
 from letkd.taps import as_logits
 
 Entries = list[tuple[int, float]]
-OTHER = -1  # the colour of what is too rare for one of its own
+OTHER = -1  # colour of labels too rare for their own
 HUES = 12
 
 
 @dataclass(frozen=True)
 class Location:
-    """One pixel of the map.
+    """One pixel of the feature map.
 
     Args:
         label: its sub-class or cluster.
-        colour: which of the `HUES` marks it: the sub-class's own within its class, else by how frequent the label is in the picture.
-        p_T, p_S: the largest entries, the largest first.
-        kept: what BN-ReLU lets through, the largest entries as shares of the whole; empty where everything is discarded, None
-            where there is no KD layer.
-        added: α‖x'‖/‖x‖ there.
+        colour: index among the `HUES`: by sub-class within its class, otherwise by how frequent the label is in the image.
+        p_T, p_S: the largest entries, in descending order.
+        kept: the largest entries after BN-ReLU, as shares of their sum; empty if everything is discarded, None if there is no KD
+            layer.
+        added: α‖x'‖/‖x‖ at this pixel.
     """
 
     label: int
@@ -43,7 +43,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image and its locations, row by row."""
+    """An image, its true and predicted (`taken`) class, and its locations, row by row."""
 
     image: Tensor
     true: int
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Template:
-    """A label that many pixels have, and the patches of training images that are nearest to it, the nearest first."""
+    """A frequent label and the nearest patches of training images, nearest first. `share` is the share of pixels with this label."""
 
     label: int
     share: float
@@ -62,7 +62,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """One site. `per_class` is the number of sub-classes a class, where labels belong to classes."""
+    """The knowledge at one site. `per_class` is the number of sub-classes per class, if labels belong to classes."""
 
     site: str
     kind: str
@@ -74,7 +74,7 @@ class Knowledge:
     templates: list[Template] = field(default_factory=list)
 
     def name(self, label: int) -> str:
-        """A label as a reader knows it: `3.5` is the fifth sub-class of class 3."""
+        """A readable label: `3.5` is the fifth sub-class of class 3."""
         if self.per_class is None:
             return str(label)
         return f"{self.classes[label // self.per_class]}.{label % self.per_class + 1}"
@@ -101,7 +101,7 @@ def _by_activation(seen: SiteView) -> tuple[Tensor, Tensor]:
     return largest.indices, -largest.values
 
 
-# By kind of supervision: the label of every pixel [b h w], and how far the pixel is from what stands for that label.
+# By kind of supervision: the label of every pixel [b h w], and the pixel's distance from the centre of that label.
 ASSIGN: dict[str, Callable[[SiteView], tuple[Tensor, Tensor]]] = {
     "kmeans": _by_centre,
     "subclass": _by_sub_class,
@@ -110,11 +110,11 @@ ASSIGN: dict[str, Callable[[SiteView], tuple[Tensor, Tensor]]] = {
 
 
 def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_from: int = 400) -> list[Knowledge]:
-    """What passes at each fitted site, shown on a few test images and, for the templates, on patches of training images."""
-    shown, originals = batch_of(data, data.test, _spread(data.test.labels, images))
+    """The knowledge at each fitted site, on a few test images; templates are shown by patches of training images."""
+    shown, originals = batch_of(data, data.test, _one_per_class(data.test.labels, images))
     height, width = data.image_size
-    few = max(24, min(patches_from, 2**19 // (height * width)))  # large images take much memory in both networks
-    near, others = batch_of(data, data.train, some(data.train.labels, few))
+    n = max(24, min(patches_from, 2**19 // (height * width)))  # large images need much memory in both networks
+    near, others = batch_of(data, data.train, balanced_sample(data.train.labels, n))
     with at_rest(distiller):
         taken = as_logits(distiller.student(shown.x), distiller.student).argmax(dim=1)
         there, other = inspect_sites(distiller, shown), inspect_sites(distiller, near)
@@ -125,8 +125,8 @@ def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_f
         ]
 
 
-def _spread(labels: Tensor, n: int) -> Tensor:
-    """One image each of n classes, spread over all of them."""
+def _one_per_class(labels: Tensor, n: int) -> Tensor:
+    """Indices of one image from each of n evenly spaced classes."""
     present = labels.unique().tolist()
     chosen = sorted({present[k * len(present) // n] for k in range(n)})
     return torch.stack([(labels == c).nonzero().flatten()[0] for c in chosen])
@@ -154,7 +154,7 @@ def _site(seen: SiteView, near: SiteView, data: Dataset, images: Tensor, taken: 
 
 
 def _locations(one: SiteView, label: Tensor, per_class: int | None) -> list[Location]:
-    often = [k for k, _ in Counter(label.flatten().tolist()).most_common(HUES)]
+    frequent = [k for k, _ in Counter(label.flatten().tolist()).most_common(HUES)]
     a, p_T = one.a()[0], one.p_T()[0]
     p_S = torch.softmax(a, dim=0)
     p = added = None
@@ -166,7 +166,7 @@ def _locations(one: SiteView, label: Tensor, per_class: int | None) -> list[Loca
     for i in range(label.shape[0]):
         for j in range(label.shape[1]):
             k = int(label[i, j])
-            colour = k % per_class % HUES if per_class else (often.index(k) if k in often else OTHER)
+            colour = k % per_class % HUES if per_class else (frequent.index(k) if k in frequent else OTHER)
             kept = None if p is None else _top(p[:, i, j] / p[:, i, j].sum().clamp_min(1e-12), 6)
             ratio = None if added is None else float(added[i, j])
             found.append(Location(k, colour, _top(p_T[:, i, j], 12), _top(p_S[:, i, j], 6), kept, ratio))
@@ -179,7 +179,7 @@ def _top(values: Tensor, n: int) -> Entries:
 
 
 def nearest_patches(seen: SiteView, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
-    """For the labels that most pixels have: the nearest pixels, each of another image, as patches three pixels of the map wide."""
+    """For the most frequent labels: the nearest pixels, one per image, as patches that are three feature-map pixels wide."""
     parts = [ASSIGN[part.supervision.kind](part) for part in seen.parts()]
     label, distance = torch.cat([one for one, _ in parts]), torch.cat([far for _, far in parts])
     found = []
@@ -196,7 +196,7 @@ def nearest_patches(seen: SiteView, images: Tensor, *, templates: int = 8, patch
 
 
 def _patch(image: Tensor, at: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The part of an image under a pixel of the map and its neighbours, black beyond the edge."""
+    """The part of an image under a feature-map pixel and its neighbours, black beyond the edge."""
     (H, W), (h, w) = image.shape[-2:], size
     high, wide = max(1, H // h), max(1, W // w)
     padded = torch.nn.functional.pad(image, (wide, wide, high, high))

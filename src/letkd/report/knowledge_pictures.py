@@ -1,4 +1,4 @@
-"""Transferred knowledge to look at: as data for the page, and as the supplement's figure."""
+"""Transferred knowledge as data for the page, and as the figure of the paper's supplement."""
 
 import base64
 import colorsys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from letkd.report.charts import a_figure, tidy
+from letkd.report.charts import new_figure, tidy
 from letkd.report.knowledge import OTHER, Entries, Knowledge
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def as_png(image: Tensor, *, largest: int = 128) -> str:
-    """A uint8 image [3 h w] as a data address, shrunk where a side is longer than `largest`."""
+    """A uint8 image [3 h w] as a data URL, scaled down if a side is longer than `largest`."""
     from PIL import Image
 
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -27,7 +27,7 @@ def as_png(image: Tensor, *, largest: int = 128) -> str:
 
 
 def as_json(one: Knowledge, title: str) -> dict[str, Any]:
-    """For the page; shares with three digits."""
+    """The data for the page; shares are rounded to three digits."""
     return {
         "title": title,
         "site": one.site,
@@ -71,8 +71,8 @@ def _strip(patches: list[Tensor]) -> list[str]:
 
 
 def draw_knowledge(one: Knowledge) -> "Figure":
-    """The supplement's figure: each location marked by its label's colour, beside it the labels p_T of the two most frequent."""
-    figure = a_figure(7.2, 1.75 * len(one.pictures))
+    """The supplement's figure: locations coloured by label, next to p_T of the two most frequent labels."""
+    figure = new_figure(7.2, 1.75 * len(one.pictures))
     panels = figure.subplots(len(one.pictures), 2, width_ratios=[1, 3.4], squeeze=False)
     for row, picture in enumerate(one.pictures):
         left, right = panels[row]
@@ -96,10 +96,10 @@ def draw_knowledge(one: Knowledge) -> "Figure":
             ticks = range(0, len(one.classes), step)
             right.set_xticks([c * one.per_class - 0.5 for c in ticks], [one.classes[c] for c in ticks], fontsize=7)
         right.set_ylabel("p_T", fontsize=8)
-    panels[-1][1].set_xlabel("sub-class, ticks where a class begins" if one.per_class else "label", fontsize=8)
+    panels[-1][1].set_xlabel("sub-class (a tick at the start of each class)" if one.per_class else "label", fontsize=8)
     return figure
 
 
 def hue(colour: int) -> tuple[float, float, float]:
-    """One of the `HUES` colours; grey for what has none of its own."""
+    """One of the `HUES` colours; grey for `OTHER`."""
     return (0.55, 0.55, 0.55) if colour == OTHER else colorsys.hls_to_rgb((colour * 137.508 % 360) / 360, 0.5, 0.72)

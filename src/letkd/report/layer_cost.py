@@ -1,4 +1,4 @@
-"""What the KD layer costs at inference, by its number of templates."""
+"""Cost of the KD layer at inference, by its number of templates."""
 
 import statistics
 import time
@@ -15,12 +15,12 @@ from letkd.runs.grid import Cell, Grid
 from letkd.taps import as_taps, graft, probe
 
 SIZES = (64, 256, 1024, 4096)
-# Supplement, "Effect of the KD layer": how much longer an image takes.
+# Supplement, "Effect of the KD layer": increase in time per image.
 PAPER = {"intermediate": "about 2 %", 64: "2 %", 4096: "20 %"}
 
 
 def with_layer(model: str, num_classes: int, role: str, K: int) -> nn.Module:
-    """A network with a KD layer at a role, as letKD ships it."""
+    """A network with a KD layer at the tap of a role, as in an exported letKD student."""
     network = create_model(model, num_classes=num_classes)
     tap = as_taps(network)[role]
     size: tuple[int, ...] = getattr(network, "input_size", (3, 32, 32))
@@ -30,7 +30,7 @@ def with_layer(model: str, num_classes: int, role: str, K: int) -> nn.Module:
 
 
 def medians(runs: Mapping[str, Callable[[], object]], *, rounds: int = 15) -> dict[str, float]:
-    """Seconds that each takes: the median of turns in which all run once, so that noise falls on all alike."""
+    """Median seconds per run; every round runs each once, so that noise affects all equally."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 2):
         for name, run in runs.items():
@@ -42,11 +42,11 @@ def medians(runs: Mapping[str, Callable[[], object]], *, rounds: int = 15) -> di
 
 
 def layer_cost(model: str, num_classes: int, *, K_inter: int = 8, batch: int = 64, rounds: int = 15) -> Grid:
-    """Time, MACs and parameters of a student without a layer, with one at the intermediate site, and with ever larger ones at the end."""
+    """Time, MACs and parameters of a student without a KD layer, with an intermediate one, and with penultimate ones of growing K."""
     bare = create_model(model, num_classes=num_classes)
     rows = {f"{model} alone": (bare, NONE)}
     K = K_inter * num_classes
-    rows[f"intermediate, K = {K} ({K_inter} a class)"] = (
+    rows[f"intermediate, K = {K} ({K_inter} per class)"] = (
         with_layer(model, num_classes, "intermediate", K),
         PAPER["intermediate"],
     )
@@ -59,14 +59,14 @@ def layer_cost(model: str, num_classes: int, *, K_inter: int = 8, batch: int = 6
     cells = []
     for name, (network, paper) in rows.items():
         parameters = sum(parameter.numel() for parameter in network.parameters())
-        longer = NONE if network is bare else f"{100 * (seconds[name] / first - 1):+.0f} %".replace("-", "−")
-        numbers = [f"{1000 * seconds[name] / batch:.3f} ms", longer, paper, millions(macs(network, x[:1])), f"{parameters:,}"]
+        increase = NONE if network is bare else f"{100 * (seconds[name] / first - 1):+.0f} %".replace("-", "−")
+        numbers = [f"{1000 * seconds[name] / batch:.3f} ms", increase, paper, millions(macs(network, x[:1])), f"{parameters:,}"]
         cells.append([Cell(name), *(Cell(number) for number in numbers)])
     notes = [
-        f"Time of an image in batches of {batch}, median of {rounds} rounds on this machine with {torch.get_num_threads()} thread(s); the "
-        "paper's is of another machine."
+        f"Time per image in batches of {batch}, median of {rounds} rounds on this machine with {torch.get_num_threads()} thread(s); the "
+        "paper's times were measured on another machine."
     ]
-    head = ["student", "time an image", "longer by", "paper: longer by", "MACs", "parameters"]
+    head = ["student", "time per image", "increase", "paper: increase", "MACs", "parameters"]
     return Grid("Cost of the KD layer at inference (supplement 1.2)", head, cells, notes)
 
 

@@ -1,4 +1,4 @@
-"""What every method is, from the methods themselves and their recipes: for `letkd methods` and docs/methods.md."""
+"""Cards of the methods, generated from the methods and their recipes, for `letkd methods` and docs/methods.md."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -18,21 +18,21 @@ PAIR = ("resnet56", "resnet20")
 LABELS = (soft_assign, transition_scores, ConvSupervision)
 HEAD = """# Methods
 
-Made from the methods and their recipes by `python -m letkd.report.method_cards > docs/methods.md`; do not edit by hand. First the losses
-as formulae, then every row of the tables, those of newer methods too, with what it reads and its defaults. "Adds at inference" is
-what the shipped student has more than the bare one, in parameters, for {teacher} → {student} with 100 classes.
+Generated from the methods and their recipes by `python -m letkd.report.method_cards > docs/methods.md`; do not edit by hand. First the
+losses as formulae, then every row of the tables, including newer methods, with what it reads and its defaults. "Adds at inference"
+is the number of parameters that the exported student has in addition to the plain one, for {teacher} → {student} with 100 classes.
 
 ## Formulae
 
-S is the student, T the teacher; b counts images, C classes, d channels, n pixels. CE is the cross-entropy with the true labels.
-Unless its formula says otherwise, a term is a mean over the batch; each is multiplied by the weight under "Defaults". Losses are
-computed in float32 or better.
+S is the student, T the teacher; b is the number of images, C of classes, d of channels, n of pixels. CE is the cross-entropy with
+the true labels. Unless its formula says otherwise, a term is a mean over the batch; each is multiplied by the weight under
+"Defaults". Losses are computed in float32 or better.
 """
 
 
 @dataclass(frozen=True)
 class Card:
-    """One row of the paper's tables in words."""
+    """Description of one row of the tables."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ def cards() -> Iterator[Card]:
 
 
 def card(name: str) -> Card:
-    """What is known of one method."""
+    """The card of one method."""
     recipe = resolve("cifar100/rn56-rn20", method=name)
     classes = [METHODS[key] for key in recipe.methods]
     reads, adds = _on_the_pair(recipe)
@@ -108,7 +108,7 @@ def _short(value: Any) -> str:
 
 
 def formula(function: Callable[..., Any]) -> str:
-    """What the docstring of a loss says up to its formula, which is set apart by an indent or is the first sentence itself."""
+    """The first sentence of a loss's docstring and its indented formulae."""
     first, *paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     text = f"`{function.__name__}`: {' '.join(first.split())}\n"
     for paragraph in paragraphs:
@@ -127,7 +127,7 @@ def as_markdown() -> str:
     for item in cards():
         text += f"\n## {item.title}\n\n`--method {item.name}`\n\n"
         links = ", ".join(f"[{name}](#loss-of-{name.lower()})" for name in item.formulae) or "CE alone"
-        text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Formula: {links}\n- Reads of the teacher: {item.reads}\n"
+        text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Formula: {links}\n- Reads from the teacher: {item.reads}\n"
         text += f"- Adds at inference: {item.adds}\n- Defaults: {item.defaults}\n"
     return text
 

@@ -1,4 +1,4 @@
-"""What every network of the zoo is and costs: for `letkd models` and docs/models.md."""
+"""Cards of the zoo's networks with their costs, for `letkd models` and docs/models.md."""
 
 import re
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ IMAGENET = (3, 224, 224)
 COLUMNS = ("network", "input", "classes", "parameters", "MACs", "stem, stages", "intermediate", "penultimate")
 HEAD = """# Networks
 
-Made from the zoo by `python -m letkd.report.model_cards > docs/models.md`; do not edit by hand. `letkd models` prints the same, with
-`--input 64x64` for images of another size. MACs are the multiply-accumulates of convolutions and the classifier for one image;
+Generated from the zoo by `python -m letkd.report.model_cards > docs/models.md`; do not edit by hand. `letkd models` prints the same; use
+`--input 64x64` for another image size. MACs are the multiply-accumulates of convolutions and the classifier for one image;
 64×8² is a map of 64 channels, 8 high and 8 wide. `letkd.create_model(name, num_classes=…)` builds any of them, and
 `letkd taps NAME` lists its modules.
 
@@ -35,48 +35,48 @@ FOOT = """
 | `timm:mobilenetv3_small_100` | a network of timm; `pip install 'letkd[timm]'` |
 | `torchvision:resnet18` | a classifier of torchvision; `pip install 'letkd[torchvision]'` |
 | `transformers:ResNetConfig` | a configuration class, or a folder with a `config.json`; `pip install 'letkd[transformers]'` |
-| `file.py:callable` | a function or class in a file of yours |
-| `package.module:callable` | one in a package of yours, installed or in the current folder |
+| `file.py:callable` | a function or class in your own file |
+| `package.module:callable` | one in your own package, installed or in the current folder |
 
-Only the architecture comes from there, and nothing is downloaded. Weights are given apart:
+These names give only the architecture, and nothing is downloaded. Weights are given separately:
 
 | weights | what |
 | --- | --- |
-| `--teacher-weights FILE`, `--weights FILE` | safetensors or `.pth`; refused if keys or shapes differ, and which |
-| `--teacher-weights FOLDER` | with `transformers:…`: a folder that `save_pretrained` wrote, its weights as safetensors |
+| `--teacher-weights FILE`, `--weights FILE` | safetensors or `.pth`; an error lists keys and shapes that differ |
+| `--teacher-weights FOLDER` | with `transformers:…`: a folder written by `save_pretrained`, with safetensors weights |
 | `--teacher-weights own` | the callable loads its own weights; with `transformers:FOLDER`, those in the folder |
-| `--student-weights FILE` | to start from; a classifier of other classes is left out, named, and trained from the start |
+| `--student-weights FILE` | initial weights; a classifier for other classes is reported, skipped and trained from scratch |
 
-transformers loads such a folder itself, since names on disk differ from those in memory. No code of the folder is run.
+transformers loads such a folder itself, because names on disk differ from those in memory. Code in the folder is not run.
 
-A teacher sees images as it was trained on them. Our own files, timm's `pretrained_cfg` and a folder's `preprocessor_config.json` and
-`config.json` say how: mean, std, size, names of the classes. What differs from the data is applied, and a line says so: images are
-re-normalised and resized where the teacher runs (in training, in fits and in the cache), and its logits are put in the data's order
-of classes, by name. A teacher of other classes is refused by methods that read its logits (`kd`, `dkd`, `simkd`); the others read
-features alone. `teacher.mean`, `teacher.std`, `teacher.size` and `teacher.classes` in a recipe come first. In Python it is
-`Distiller(teacher_input=letkd.TeacherInput(…))`.
+A teacher gets images preprocessed as in its training. letkd's own files, timm's `pretrained_cfg` and a folder's
+`preprocessor_config.json` and `config.json` contain mean, std, size and class names. Differences from the data are applied and
+reported: images are re-normalised and resized for the teacher (in training, fits and the cache), and its logits are reordered to the
+data's classes, by name. Methods that read the teacher's logits (`kd`, `dkd`, `simkd`) refuse a teacher with other classes; the other
+methods read only features. `teacher.mean`, `teacher.std`, `teacher.size` and `teacher.classes` in a recipe take precedence. In
+Python, use `Distiller(teacher_input=letkd.TeacherInput(…))`.
 
-`letkd taps MODEL` shows what every module gives and proposes `penultimate`, `intermediate`, `stage1` … `stage4` and `pooled`: places
-whose features depend on the image and reach the logits. `letkd train` and `letkd compare` use these if you name none. `--tap
+`letkd taps MODEL` shows the output of every module and proposes `penultimate`, `intermediate`, `stage1` … `stage4` and `pooled`:
+modules whose outputs depend on the image and reach the logits. `letkd train` and `letkd compare` use these by default. `--tap
 role=path` names the output of a module, `--tap role=path:input` its input, and `--tap role=path:tokens` patch tokens: see
 [Foundation models as teachers](foundation-models.md). A model must take a batch of images `[b 3 H W]` and
-nothing else, and return logits `[b C]`, bare or as the `logits` of an object or dictionary.
+nothing else, and return logits `[b C]`, as a tensor or as the `logits` of an object or dictionary.
 
 | a model that | |
 | --- | --- |
 | takes dictionaries or several inputs, returns tuples or lists | wrap it |
-| calls a module twice | works; that module is no place for a tap, another one is |
-| is wrapped in DataParallel, compiled or TorchScript | give the model inside; as a teacher for its logits alone it works as it is |
+| calls a module twice | works; that module cannot have a tap, others can |
+| is wrapped in DataParallel, compiled or TorchScript | pass the inner model; as a teacher for logits only it works unchanged |
 | has lazy layers | run it once on an input first |
 | is in half precision | call `.float()`; `train.precision` sets how training computes |
 | works on tokens (vision transformers) or with channels last | works: `--tap role=path:tokens`, `--tap role=path:channels-last` |
-| has no classifier, or returns something else than logits | works as a teacher for methods that read features alone |
+| has no classifier, or returns something other than logits | works as a teacher for methods that read only features |
 """
 
 
 @dataclass(frozen=True)
 class Card:
-    """One network in figures: `maps` by role, each `(d, h, w)`."""
+    """Sizes and costs of one network: `maps` by role, each `(d, h, w)`."""
 
     name: str
     what: str
@@ -88,7 +88,7 @@ class Card:
 
 
 def cards(names: Iterable[str] = (), *, size: tuple[int, int] | None = None, num_classes: int | None = None) -> list[Card]:
-    """A card for each network that is named, or for all of the zoo."""
+    """A card for each named network, or for the whole zoo."""
     chosen = list(names) or list_models()
     unknown = [name for name in chosen if name not in MODELS]
     if unknown:
@@ -100,11 +100,11 @@ def cards(names: Iterable[str] = (), *, size: tuple[int, int] | None = None, num
 
 
 def card(name: str, *, size: tuple[int, int] | None = None, num_classes: int | None = None) -> Card:
-    """What a network of the zoo is and costs.
+    """The card of one network.
 
     Args:
-        size: height and width of the images; the network's own where not given.
-        num_classes: 100 where not given, 1000 for networks of ImageNet's image size.
+        size: height and width of the images; default: the network's own.
+        num_classes: default: 100, or 1000 for networks of ImageNet's image size.
     """
     model: Any = create_model(name, num_classes=num_classes or 100)
     if num_classes is None and model.input_size == IMAGENET:
@@ -124,7 +124,7 @@ def card(name: str, *, size: tuple[int, int] | None = None, num_classes: int | N
 
 
 def rows(found: Iterable[Card]) -> list[tuple[str, ...]]:
-    """The cards as text, a column each of `COLUMNS`."""
+    """The cards as text, one column for each of `COLUMNS`."""
     return [
         (
             item.name,

@@ -1,4 +1,4 @@
-"""A finished run opened again: its data, its student, its trained distiller; each only where what it needs is at hand."""
+"""Open finished runs: data, student and trained distiller, each if its files are available."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,12 +29,12 @@ What = TypeVar("What")
 
 
 @dataclass
-class Opened:
-    """Opens runs for a report and remembers, by sentence, what could not be opened.
+class RunOpener:
+    """Opens runs for a report and collects messages on what could not be opened.
 
     Args:
-        root: folder of the data sets' files, instead of the one that each recipe names.
-        trust: also build networks of the user's own, which a recipe names as `file.py:function`; that runs their code.
+        root: folder of the data sets' files, instead of the one in each recipe.
+        trust: also build custom networks, named as `file.py:function` in a recipe; this runs their code.
     """
 
     root: Path | None = None
@@ -43,7 +43,7 @@ class Opened:
     _data: dict[str, Dataset] = field(default_factory=dict)
 
     def attempt(self, what: str, open_it: Callable[[], What]) -> What | None:
-        """What `open_it` gives; None, and a sentence for the reader, where something it needs is not there."""
+        """The result of `open_it`; if it fails, None, and the reason is added to `missing`."""
         try:
             return open_it()
         except (LetkdError, OSError) as error:
@@ -53,12 +53,12 @@ class Opened:
             return None
 
     def note(self, sentence: str) -> None:
-        """Tell the person at once, and the reader in the page."""
+        """Log a message now, and add it to the page."""
         say(sentence)
         self.missing.append(sentence)
 
     def data(self, run: Run) -> Dataset:
-        """The run's data set, read once for all runs that share it."""
+        """The run's data set; read once for all runs that use it."""
         recipe = run.recipe
         if self.root is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(self.root)})})
@@ -75,7 +75,7 @@ class Opened:
         return data
 
     def student(self, run: Run) -> nn.Module:
-        """The student as it ships."""
+        """The exported student."""
         path = run.folder.student
         if not path.is_file():
             raise RunError(f"{run.path} has no {path.name}; finish the run with the command that started it")
@@ -83,39 +83,39 @@ class Opened:
         return load_student(path, model=run.recipe.student.model if self.trust else None)
 
     def teacher(self, run: Run) -> nn.Module:
-        """The teacher that a run learnt from, on its own input."""
+        """The run's teacher, with its own preprocessing."""
         if run.recipe.teacher is None or run.recipe.teacher.weights is None:
             raise RunError(f"{run.path} had no teacher")
         self._must_be_known(run, run.recipe.teacher.model)
         return SeenTeacher(*build_teacher(run.recipe.teacher, self.data(run))).eval()
 
     def macs(self, run: Run) -> int:
-        """Multiply-accumulates of the student as it ships, for one image."""
+        """Multiply-accumulates of the exported student for one image."""
         student = self.student(run)
         size = getattr(student, "input_size", None) or (3, *self.data(run).image_size)
         return macs(student, torch.zeros(1, *size))
 
     def classes(self, run: Run) -> tuple[str, ...]:
-        """The names of the classes, as the student's file has them."""
+        """The names of the classes in the student's file."""
         facts = facts_from(read_header(run.folder.student), run.folder.student)
         return tuple(_printable(facts.name_of(c)) for c in range(facts.num_classes))
 
     def predictions(self, run: Run) -> Predictions:
-        """What the student takes the test images for: from the run's own file, or by running it."""
-        held = run.folder.predictions
-        if held.exists():
-            return Predictions.load(held, len(self.classes(run)))
+        """The student's predictions on the test images: from the run's file, or by running the student."""
+        file = run.folder.predictions
+        if file.exists():
+            return Predictions.load(file, len(self.classes(run)))
         data = self.tested(run)
         loader = Loader(data.test, eval_batch(data.test.image_size, run.recipe.data.batch_size), mean=data.mean, std=data.std)
         return predict(self.student(run), loader, description=f"test images of {run.path.name}")
 
     def distiller(self, run: Run) -> Distiller:
-        """Student, teacher, templates and fitted supervision as the last checkpoint has them."""
+        """Student, teacher, templates and fitted supervision from the last checkpoint."""
         networks = (run.recipe.student, run.recipe.teacher)
         self._must_be_known(run, *(network.model for network in networks if network is not None))
         last = run.folder.last
         if not last.is_dir():
-            raise RunError(f"{run.path} has no checkpoint in {last.name}/, and the templates are in it")
+            raise RunError(f"{run.path} has no checkpoint in {last.name}/, which contains the templates")
         distiller = build_distiller(run.recipe, self.data(run))
         load_trained(distiller, last)
         return distiller.eval()
@@ -124,18 +124,18 @@ class Opened:
         for model in models:
             if model not in list_models() and not self.trust:
                 raise RunError(
-                    f"{run.path} names the network {model!r}, which is none of the zoo, and code is not run because a "
-                    "file names it; where you trust it, add --trust"
+                    f"{run.path} names the network {model!r}, which is not in the zoo; code named in a file is not run unless "
+                    "you trust it and add --trust"
                 )
 
 
 def _printable(name: str) -> str:
-    """A name from a file, without what UTF-8 cannot hold."""
+    """A name from a file, with characters that UTF-8 cannot encode replaced."""
     return name.encode("utf-8", "replace").decode()
 
 
-def some(labels: Tensor, n: int) -> Tensor:
-    """The places of n images, the same number of every class as far as it goes, the first of each class first; sorted by class."""
+def balanced_sample(labels: Tensor, n: int) -> Tensor:
+    """Indices of n images, balanced over the classes as far as possible: the first images of each class, sorted by class."""
     rank = torch.zeros_like(labels)
     for c in labels.unique():
         at = (labels == c).nonzero().flatten()
@@ -145,6 +145,6 @@ def some(labels: Tensor, n: int) -> Tensor:
 
 
 def batch_of(data: Dataset, split: AnySplit, index: Tensor) -> tuple[Batch, Tensor]:
-    """Images of a split, normalised and not augmented; and as they are, uint8 `[b 3 h w]`."""
+    """Images of a split without augmentation: normalised in a batch, and raw as uint8 `[b 3 h w]`."""
     images = next(iter(split.read([(index, ())], Augment())))
     return Batch(normalise(images, data.mean, data.std), split.labels[index], index), images

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, script and data inside, that asks nothing of any network."""
+"""The page: one HTML file that contains its style, script and data, and loads nothing from the network."""
 
 import html
 import json
@@ -27,8 +27,8 @@ class Section:
 
 
 @dataclass
-class Book:
-    """What is written: the page's data as it grows, and the files beside it by name."""
+class ReportFiles:
+    """Collects the page's data, and the files next to the page by name."""
 
     charts: list[dict[str, Any]] = field(default_factory=list)
     knowledge: list[dict[str, Any]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Book:
     files: dict[str, "str | Figure"] = field(default_factory=dict)
 
     def chart(self, chart: Chart) -> str:
-        """Take a chart in; gives the place where the page draws it."""
+        """Add a chart; returns the HTML element that the page draws it into."""
         self.charts.append(chart.as_json())
         return f'<figure class="chart" data-chart="{len(self.charts) - 1}"></figure>'
 
@@ -45,7 +45,7 @@ class Book:
 
 
 def _finite(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have."""
+    """The value with NaN and infinity replaced by None, because JSON does not have them."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def _finite(value: Any) -> Any:
 
 
 def text(value: object) -> str:
-    """Any text as HTML."""
+    """A value as escaped HTML text."""
     return html.escape(str(value), quote=True)
 
 
@@ -63,7 +63,7 @@ def paragraph(value: str, kind: str = "") -> str:
 
 
 def chosen(label: str, parts: Mapping[str, str]) -> str:
-    """Parts of which the page shows one at a time; all of them where scripts do not run."""
+    """Parts of which the page shows one at a time; all of them without JavaScript."""
     inside = "".join(f'<div data-name="{text(name)}">{body}</div>' for name, body in parts.items())
     return f'<div data-choose="{text(label)}">{inside}</div>'
 
@@ -83,10 +83,10 @@ def render(title: str, lead: str, sections: Sequence[Section], data: Mapping[str
         "footer": text(footer),
         "style": _asset("page.css"),
         "script": _asset("page.js"),
-        # Inside a script element only "<" could end it.
+        # Only "<" could end the script element.
         "data": json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
-    # One pass, so that what is filled in is not looked at again.
+    # One pass, so that inserted text is not substituted again.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], _asset("page.html"))
 
 

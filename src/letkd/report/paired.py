@@ -1,4 +1,4 @@
-"""Differences between two rows over the seeds that both have: the same seed is a pair."""
+"""Paired differences between two rows, over the seeds that both have."""
 
 import math
 import statistics
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 LEVEL = 0.95
 NOTE = (
-    "Difference in test accuracy over the seeds that both rows have: mean [95 % interval] (number of seeds). Student's t on the "
-    "differences per seed; not corrected for the number of rows."
+    "Difference in test accuracy over the seeds that both rows have: mean [95 % interval] (number of seeds), by Student's t on the "
+    "differences per seed; not corrected for multiple comparisons."
 )
 
 
@@ -34,7 +34,7 @@ class PairedDifference:
 
 
 def paired_difference(row: Mapping[int, float], reference: Mapping[int, float]) -> PairedDifference | None:
-    """Row less reference, by seed: d̄ ± t(0.975; n − 1) · s / √n, s the sample's standard deviation; None without a common seed."""
+    """Row minus reference, by seed: d̄ ± t(0.975; n − 1) · s / √n, with s the sample standard deviation; None without a common seed."""
     differences = [row[seed] - reference[seed] for seed in row if seed in reference]
     n = len(differences)
     if n == 0:
@@ -48,7 +48,7 @@ def paired_difference(row: Mapping[int, float], reference: Mapping[int, float]) 
 
 
 def head(title: str) -> str:
-    """The column's name."""
+    """Name of the column."""
     return f"Δ to {title}"
 
 

@@ -1,4 +1,4 @@
-"""The paper's own numbers, and published ones of methods that it does not have, to set beside ours."""
+"""Results of the paper, and published results of methods that are not in the paper."""
 
 import tomllib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-# The rows of the supplement's CIFAR-100 table from top to bottom, AT+KD where the ImageNet table has it.
+# The rows of the supplement's CIFAR-100 table from top to bottom, with AT+KD as in the ImageNet table.
 PAPER = (
     "ce",
     "kd",
@@ -28,7 +28,7 @@ PAPER = (
     "letkd-1",
     "letkd-2",
 )
-# Methods that the paper does not compare with, and letKD beside some of them.
+# Methods that the paper does not compare with, also combined with letKD.
 MODERN = (
     "kd-ls",
     "dkd-ls",
@@ -61,7 +61,7 @@ GROUPS = {"all": ORDER[1:], "paper": PAPER, "modern": MODERN}
 
 
 def named_methods(text: str) -> list[str]:
-    """The methods that a comma-separated text names, each once: rows of the tables, or groups of them (`GROUPS`).
+    """The methods in a comma-separated text, without duplicates: rows of the tables, or groups of them (`GROUPS`).
 
     Examples:
         >>> named_methods("ce, paper")[:3]
@@ -71,23 +71,23 @@ def named_methods(text: str) -> list[str]:
     return list(dict.fromkeys(method for name in names for method in GROUPS.get(name, (name,))))
 
 
-def place(method: str | None) -> int:
-    """Where the paper's tables have a method's row; what it does not have comes last."""
+def table_position(method: str | None) -> int:
+    """Position of a method's row in the tables; unknown methods come last."""
     return ORDER.index(method) if method in ORDER else len(ORDER)
 
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A number that the paper, or another source, gives, in per cent.
+    """A result reported by the paper or another source, in per cent.
 
     Args:
         mean: top-1 accuracy.
-        std: over the trials, where it is printed.
-        n: trials, where the paper says how many.
+        std: over the trials, if it is reported.
+        n: number of trials, if it is reported.
         top5: top-5 accuracy, on ImageNet.
-        read_off: True for a number that is not printed but was read off a plot.
-        source: where it is published; empty for the paper itself.
-        mark: what makes it hard to compare, such as "best test epoch", if that is known.
+        read_off: whether the number was read off a plot.
+        source: publication; empty for the paper itself.
+        mark: what limits the comparison, such as "best test epoch", if known.
     """
 
     mean: float
@@ -104,17 +104,17 @@ class PaperResult:
 
 
 def paper_result(cell: str) -> PaperResult | None:
-    """What the paper, or else another source, reports for a cell such as `cifar100/rn56-rn20/letkd-2`; None if nothing is known."""
+    """The result of the paper, or else of another source, for a cell such as `cifar100/rn56-rn20/letkd-2`; None if there is none."""
     return paper_results().get(cell) or published_results().get(cell)
 
 
 def paper_results() -> Mapping[str, PaperResult]:
-    """Every number of the paper's tables, by cell."""
+    """All results of the paper's tables, by cell."""
     return _read("paper_results.toml")
 
 
 def published_results() -> Mapping[str, PaperResult]:
-    """Published numbers of methods that the paper's tables do not have, by cell, each with its source."""
+    """Published results of methods that are not in the paper's tables, by cell, each with its source."""
     return _read("published_results.toml")
 
 

@@ -1,4 +1,4 @@
-"""The section of a report on a search: the trials' table, importances, and a slice for each key."""
+"""The section of a report on a search: table of trials, importances, and a slice plot per key."""
 
 import base64
 import io
@@ -6,26 +6,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from letkd.report.charts import COLOURS, Chart, Series, a_figure, tidy
-from letkd.report.opened import Opened
-from letkd.report.page import Book, text
+from letkd.report.charts import COLOURS, Chart, Series, new_figure, tidy
+from letkd.report.opened import RunOpener
+from letkd.report.page import ReportFiles, text
 from letkd.runs.grid import Cell, Grid, as_html
 from letkd.runs.study import STUDY, Study, read_study, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INTRODUCTION = "Trials were compared on the validation split. The test split was read for the winner alone, whose runs stand under Results."
+INTRODUCTION = (
+    "Trials were compared on the validation split. Only the best recipe was evaluated on the test split; its runs are under "
+    "Results."
+)
 
 
-def search_section(book: Book, paths: Sequence[str | Path], opened: Opened) -> str:
+def search_section(files: ReportFiles, paths: Sequence[str | Path], opener: RunOpener) -> str:
     """The studies found in these folders."""
     folders = sorted({found.parent for path in paths for found in Path(path).rglob(STUDY)})
-    studies = [opened.attempt(f"search in {folder}", lambda folder=folder: read_study(folder)) for folder in folders]
-    return "".join(_study(book, study) for study in studies if study is not None)
+    studies = [opener.attempt(f"search in {folder}", lambda folder=folder: read_study(folder)) for folder in folders]
+    return "".join(_study(files, study) for study in studies if study is not None)
 
 
-def _study(book: Book, study: Study) -> str:
+def _study(files: ReportFiles, study: Study) -> str:
     keys = list(study.trials[0].params)
     head, rows = rows_of(keys, study.trials, study.best)
     counts = {state: sum(t.state == state for t in study.trials) for state in ("COMPLETE", "PRUNED", "FAIL")}
@@ -34,7 +37,7 @@ def _study(book: Book, study: Study) -> str:
     if study.importance:
         chart = Chart(
             f"{study.name}-importance",
-            "Importance for the accuracy on validation",
+            "Importance for the validation accuracy",
             "key",
             "share",
             list(study.importance),
@@ -43,37 +46,35 @@ def _study(book: Book, study: Study) -> str:
         )
         from letkd.report.charts import draw
 
-        book.files[f"{study.name}-importance"] = draw(chart)
-        body += f'<div class="charts">{book.chart(chart)}</div>'
+        files.files[f"{study.name}-importance"] = draw(chart)
+        body += f'<div class="charts">{files.chart(chart)}</div>'
     figure = slices(study)
-    book.files[f"{study.name}-slices"] = figure
+    files.files[f"{study.name}-slices"] = figure
     names = ", ".join(keys)
-    return (
-        body + f'<figure class="chart"><img src="{_png(figure)}" alt="{text(f"Accuracy on validation by {names}")}"></figure>'
-    )
+    return body + f'<figure class="chart"><img src="{_png(figure)}" alt="{text(f"Validation accuracy by {names}")}"></figure>'
 
 
 def slices(study: Study) -> "Figure":
-    """For each key, the accuracy on validation over its values: ended trials filled, pruned ones hollow at their last epoch."""
+    """For each key, the validation accuracy over its values: completed trials filled, pruned ones hollow at their last epoch."""
     keys = list(study.trials[0].params)
-    figure = a_figure(4.2 * min(3, len(keys)), 2.9 * -(-len(keys) // 3))
+    figure = new_figure(4.2 * min(3, len(keys)), 2.9 * -(-len(keys) // 3))
     panels = figure.subplots(-(-len(keys) // 3), min(3, len(keys)), squeeze=False).flatten()
     shown = [trial for trial in study.trials if trial.last is not None]
     for axes, key in zip(panels, keys, strict=False):
         tidy(axes)
-        for ended in (False, True):
-            held = [trial for trial in shown if (trial.value is not None) == ended]
-            if not held:
+        for complete in (False, True):
+            trials = [trial for trial in shown if (trial.value is not None) == complete]
+            if not trials:
                 continue
-            x = [trial.params[key] for trial in held]
+            x = [trial.params[key] for trial in trials]
             numeric = all(isinstance(value, int | float) for value in x)
             axes.scatter(
                 x if numeric else [str(value) for value in x],
-                [trial.last for trial in held],
+                [trial.last for trial in trials],
                 s=26,
-                facecolors=COLOURS[0] if ended else "none",
+                facecolors=COLOURS[0] if complete else "none",
                 edgecolors=COLOURS[0],
-                label="ended" if ended else "pruned",
+                label="complete" if complete else "pruned",
             )
         best = next((trial for trial in shown if trial.number == study.best), None)
         if best is not None:
@@ -81,7 +82,7 @@ def slices(study: Study) -> "Figure":
         if key in study.log:
             values = [float(trial.params[key]) for trial in shown]
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter("{x:g}")  # figures here have no formulae
+            axes.xaxis.set_major_formatter("{x:g}")  # plain numbers, not mathtext
             axes.xaxis.set_minor_formatter("{x:g}" if max(values) < 10 * min(values) else "")
         axes.set_xlabel(key.rpartition(".")[2] if len(key) > 40 else key, fontsize=8)
         axes.set_ylabel("validation %", fontsize=8)

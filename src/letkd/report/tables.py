@@ -1,4 +1,4 @@
-"""Results as tables: mean ± std over seeds, n, the last epoch first and what was best on validation beside it, named so."""
+"""Results as tables: mean ± std over seeds, for the last epoch and for the best validation epoch."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "method": lambda row: row.title,
     "test %, last epoch": lambda row: mean_std([r.last_test for r in row.results]),
     "n": lambda row: str(len(row.results)),
-    "test %, best on val.": lambda row: mean_std([r.best_val_test for r in row.results]),
+    "test %, best validation epoch": lambda row: mean_std([r.best_val_test for r in row.results]),
     "parameters": lambda row: f"{row.results[0].parameters:,}" if row.results else "–",
-    "time a run": lambda row: f"{statistics.mean(r.seconds for r in row.results):.0f} s" if row.results else "–",
+    "time per run": lambda row: f"{statistics.mean(r.seconds for r in row.results):.0f} s" if row.results else "–",
 }
 
 
 def _columns(rows: Sequence[Row], against: str | None) -> dict[str, Callable[[Row], str]]:
-    """All columns; with the name of a row to compare with, its difference to that row behind the accuracies."""
+    """All columns; if `against` names a row, also the difference from that row."""
     averaged = any(result.ema_test is not None for row in rows for result in row.results)
     ema = {"test %, EMA": lambda row: mean_std([r.ema_test for r in row.results])} if averaged else {}
     reference = next((row for row in rows if against is not None and row.name == against), None)
@@ -49,18 +49,18 @@ def _notes(rows: Sequence[Row], columns: Mapping[str, object]) -> list[str]:
 
 
 def without_labels(results: Sequence[Result]) -> list[str]:
-    """Lines on what is known of students beside their accuracy: terms on held-out images, and probes of their features."""
+    """Text lines with results other than accuracy: loss terms on held-out images, and probes of the features."""
     lines = []
     for name in dict.fromkeys(name for result in results for name in result.held_out):
         values = [result.held_out[name] for result in results if name in result.held_out]
-        lines.append(f"{name} on held-out images: {statistics.mean(values):.4f}{_spread(values, 4)}")
+        lines.append(f"{name} on held-out images: {statistics.mean(values):.4f}{_deviation(values, 4)}")
     for name in dict.fromkeys(name for result in results for name in result.probe):
         values = [result.probe[name] for result in results if name in result.probe]
-        lines.append(f"{name} probe: {statistics.mean(values):.2f}{_spread(values, 2)} %")
+        lines.append(f"{name} probe: {statistics.mean(values):.2f}{_deviation(values, 2)} %")
     return lines
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def _deviation(values: Sequence[float], digits: int) -> str:
     return f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
 
 
@@ -68,7 +68,7 @@ def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:
     """The table as Markdown.
 
     Args:
-        against: the name of the row that every other one is compared with, seed by seed.
+        against: name of the row to compare the other rows with, seed by seed.
     """
     columns = _columns(rows, against)
     lines = [" | ".join(map(escape_markdown, columns)), " | ".join("---" for _ in columns)]

@@ -1,4 +1,4 @@
-"""What runs where in a network, and which places are proposed: for `letkd taps`."""
+"""The modules of a network and the proposed taps, for `letkd taps`."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ UNKNOWN = (3, 224, 224)
 
 
 @dataclass(frozen=True)
-class Places:
-    """A network's modules in one forward, the proposals, and why there are none where there are none.
+class NetworkTaps:
+    """The modules that ran in one forward pass, the proposed taps, and in `trouble` why some are missing.
 
     Args:
         image: shape of the input.
-        own: whether the proposals are the network's own table.
+        own: whether the taps come from the network's own table.
     """
 
     image: tuple[int, ...]
@@ -29,11 +29,11 @@ class Places:
     trouble: str = ""
 
 
-def look(model: nn.Module, image: tuple[int, ...] | None = None) -> Places:
-    """Run a network once on zeros and note what every module gives.
+def inspect_taps(model: nn.Module, image: tuple[int, ...] | None = None) -> NetworkTaps:
+    """Run a network once on zeros and record the output of every module.
 
     Args:
-        image: shape of the input; the network's `input_size` where not given, or ImageNet's.
+        image: shape of the input; default: the network's `input_size`, or that of ImageNet.
     """
     if image is None:
         image = tuple(getattr(model, "input_size", UNKNOWN))
@@ -41,21 +41,21 @@ def look(model: nn.Module, image: tuple[int, ...] | None = None) -> Places:
     ran = trace(model, example)
     own = {role: tap for role, tap in as_taps(model).items() if role in SITES}
     if own:
-        return Places(image, ran, own, own=True)
+        return NetworkTaps(image, ran, own, own=True)
     found, trouble = proposals(ran, example)
-    return Places(image, ran, found, own=False, trouble=trouble)
+    return NetworkTaps(image, ran, found, own=False, trouble=trouble)
 
 
-def as_rich(found: Places, title: str) -> Text:
-    """A line for each module; never cut, so that paths can be copied."""
+def as_rich(found: NetworkTaps, title: str) -> Text:
+    """One line per module; not truncated, so that paths can be copied."""
     roles: dict[str, list[str]] = {}
     for role, tap in found.proposed.items():
         roles.setdefault(tap.path, []).append(role if tap.io == "output" else f"{role} (its input)")
-    lines = [("module", "type", "gives", "")]
+    lines = [("module", "type", "output", "")]
     for item in found.ran:
         if item.path:
             note = [f"← {', '.join(roles[item.path])}{'' if found.own else ', proposed'}"] if item.path in roles else []
-            lines.append((item.path, type(item.module).__name__, gives(item), "; ".join([*note, *remarks(item)])))
+            lines.append((item.path, type(item.module).__name__, outputs(item), "; ".join([*note, *remarks(item)])))
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
     text = Text(f"{title}, one image {'×'.join(map(str, found.image))}\n")
     for line in lines:
@@ -64,8 +64,8 @@ def as_rich(found: Places, title: str) -> Text:
     return text
 
 
-def gives(item: Ran) -> str:
-    """What the calls of a module gave."""
+def outputs(item: Ran) -> str:
+    """Shapes of the outputs of a module's calls."""
     if not item.shapes:
         return "–"
     shown = [shape if isinstance(shape, str) else f"[{' '.join(['b', *map(str, shape[1:])])}]" for shape in item.shapes]
@@ -73,14 +73,14 @@ def gives(item: Ran) -> str:
 
 
 def remarks(item: Ran) -> list[str]:
-    """What stands in the way of a tap at a module."""
+    """Reasons why a module cannot have a tap."""
     found = []
     if not item.shapes:
         found.append("does not run")
     elif not item.live:
         found.append("does not depend on the image, or does not reach the logits")
     if len(item.shapes) > 1:
-        found.append(f"runs {len(item.shapes)} times: no place for a tap")
+        found.append(f"runs {len(item.shapes)} times: cannot have a tap")
     if item.names:
         found.append(f"the same module as {', '.join(item.names)}")
     return found

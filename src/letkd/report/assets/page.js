@@ -42,7 +42,7 @@
       if (chart.kind === "dots") this.at = 0;
       this.readout = el("output");
       this.plot = svg("svg", { class: "plot", tabindex: "0", role: "img" });
-      this.plot.setAttribute("aria-label", `${chart.title}. Arrow keys move along ${chart.x_label}; the values stand below.`);
+      this.plot.setAttribute("aria-label", `${chart.title}. Arrow keys move along ${chart.x_label}; the values are below.`);
       this.values = [];
       const keys = el("ul", { class: "keys" });
       chart.series.forEach((series, k) => {
@@ -236,10 +236,10 @@
     tell() {
       const picture = this.site.pictures[this.n], at = picture.locations[this.k];
       const what = this.site.per_class ? "sub-class" : "label";
-      const kept = at.P === null ? "There is no KD layer here, so nothing goes on into the student." :
+      const kept = at.P === null ? "There is no KD layer here, so nothing is added to the features." :
         at.P.length === 0 ? "The student discards everything here: x̂ = x." :
         `The student adds α‖x'‖ = ${at.added.toFixed(2)} ‖x‖.`;
-      this.story.textContent = `Class ${picture.true}, taken for ${picture.taken}. The teacher's ${what} here is ${this.name(at.k)}. ${kept}`;
+      this.story.textContent = `Class ${picture.true}, predicted as ${picture.taken}. The teacher's ${what} here is ${this.name(at.k)}. ${kept}`;
       this.bars.replaceChildren(
         this.histogram("p_T: what the teacher says", at.T, hue(at.c)),
         this.histogram("p_S: what the student predicts", at.S, "var(--c0)"),
