@@ -132,7 +132,7 @@ def test_demo(letkd, tmp_path, monkeypatch):
         assert re.search(rf"│ {title} +│ +\d+\.\d\d", out), title
     assert "run folder: demo" in out
     table = (tmp_path / "demo" / "table.md").read_text()
-    assert len(re.findall(r"± \d+\.\d\d \| 2 \|", table)) == 5
+    assert len(re.findall(r"± \d+\.\d\d \| 2 \|", table)) == 6
     assert (tmp_path / "demo" / "report.html").exists()
     monkeypatch.setattr("letkd.report.write.write_report", lambda runs, out: Path(out) / "report.html")  # once is enough
     code, again, err = letkd("demo", "--trials", 2, *SMALL, "--set", "teacher.model=resnet8_tiny", "--out", "demo")

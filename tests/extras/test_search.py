@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import letkd.training.loop as loop
 from letkd.distiller.cache import TeacherCache
 from letkd.runs.folder import RunFolder
 from letkd.runs.study import read_study
 from letkd.supervision.kmeans import KMeansSupervision
+from letkd.training.finish import Evaluation
 
 optuna = pytest.importorskip("optuna")
 
@@ -42,9 +42,9 @@ def trials_of(folder: Path, name: str | None = None, storage=None):
 
 
 def test_a_search_from_the_first_trial_to_the_report(letkd, tmp_path, monkeypatch):
-    tested, loader = [], loop._Run._loader
+    tested, loader = [], Evaluation._loader
     monkeypatch.setattr(
-        loop._Run,
+        Evaluation,
         "_loader",
         lambda self, split: (tested.append(self.run.path.name) if split == "test" else None, loader(self, split))[1],
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from letkd.errors import LetkdError, Stopped
 from letkd.optional import need
-from letkd.progress import say
+from letkd.progress import say, set_quiet
 from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
 from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
@@ -120,6 +120,7 @@ class _Job:
 
     def __call__(self) -> Outcome:
         os.chdir(self.folder)
+        set_quiet(False)  # messages go to the log of the job
         number = getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
         requeue: Callable[[int, None], object] = signal.getsignal(number)  # pyright: ignore[reportAssignmentType]
         signalled = False
