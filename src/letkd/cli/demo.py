@@ -19,7 +19,7 @@ def demo(
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds per method.")] = 3,
     settings: o.Settings = None,
 ) -> None:
-    """Train a teacher on scikit-learn's digits, then the same small student with five methods; compare them and write a report."""
+    """Train a teacher on scikit-learn's digits, then the same small student in six ways; compare them and write a report."""
     from letkd.training.trials import Variant
 
     title = "digits: one small student, six ways to teach it"
