@@ -215,7 +215,7 @@ def test_a_method_that_does_not_serve_the_pair_has_a_dash_and_a_reason(tmp_path,
     compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
     group = next(group for group in find_groups([tmp_path]) if group.method == "kd")
     assert matrix([group]).rows[0][1].text == "–"
-    assert detail("x", [group], {}).notes[1:] == ["KD does not serve this pair: the moon is in the wrong house."]
+    assert detail("x", [group], {}).notes[1:] == ["KD does not support this pair: the moon is in the wrong house."]
     monkeypatch.undo()
     compare("digits/tiny", ["kd"], tmp_path, trials=1, settings=small)
     assert not list(tmp_path.rglob("note.json")), "once it runs, the note is gone"
