@@ -52,7 +52,7 @@ def test_training_resumes_exactly(way: str, tmp_path):
     work_on(whole, State(), EPOCHS * STEPS)
     stopped, state = some_steps(way), State()
     work_on(stopped, state, STEPS + 2)  # within the second epoch
-    assert stopped.whole(state.step, STEPS)
+    assert stopped.can_save(state.step, STEPS)
     save_state(tmp_path, state, stopped)
     resumed = some_steps(way)
     state = restore_state(tmp_path, resumed)

@@ -284,7 +284,7 @@ def test_chunks_arrive(server, tmp_path):
 )
 def test_faults_in_redirects_are_a_sentence(server, tmp_path, target):
     server.redirect = target or "\x20"
-    with pytest.raises(DataError, match=r"cannot be reached \(.+\); is there|answers 302 |redirects to") as caught:
+    with pytest.raises(DataError, match=r"cannot be reached \(.+\); check the network|answers 302 |redirects to") as caught:
         fetch(server, tmp_path / "x.bin")
     assert str(caught.value).isprintable()
 

@@ -104,7 +104,7 @@ def test_a_group_has_a_rate_of_its_own_that_follows_the_schedule():
     [
         (["optim.name=adanw"], "optim.name is 'adanw'; nearest: adamw"),
         (["optim.name=lbfgs"], "which needs a closure"),
-        (["optim.name=adamw", "optim.settings.beta=1"], r"has the key 'beta', and AdamW takes betas.*nearest: betas"),
+        (["optim.name=adamw", "optim.settings.beta=1"], r"has the key 'beta', but AdamW takes betas.*nearest: betas"),
         (["optim.name=adamw", "optim.settings.betas=[2.0, 3.0]"], "AdamW does not take .*Invalid beta parameter"),
         (["optim.name=adamw", "optim.settings.betas=3"], "AdamW does not take"),
         (['optim.groups=[{match = "head.*", lr = 1.0}]'], r"no trainable parameter of the student matches 'head\.\*'"),
