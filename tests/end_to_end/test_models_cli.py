@@ -155,7 +155,7 @@ WRONG = [
     ),
     (
         ["eval", "resnet8_tiny", "--weights", "w.safetensors", "--data", "digits", "--mean", "grey"],
-        "--mean 'grey': write numbers",
+        "--mean 'grey': write comma-separated numbers",
     ),
     (
         ["eval", "resnet8_tiny", "--weights", "w.safetensors", "--data", "digits", "--mean", "0.5"],

@@ -136,7 +136,9 @@ def test_a_plugin_cannot_replace_what_is_there(installed, tmp_path):
     )
     ran = letkd(installed, "show", "digits/tiny/kd", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    script = "import letkd.methods; print(letkd.methods.METHODS['kd'].__module__)"
+    script = (
+        "import logging; logging.basicConfig(level='INFO'); import letkd.methods; print(letkd.methods.METHODS['kd'].__module__)"
+    )
     path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}

@@ -208,7 +208,7 @@ def test_a_network_that_diverged_is_not_evaluated(where):
     says = {
         "weights": "Net cannot be evaluated: 'fc.bias' holds NaN or infinity",
         "statistics": "Net cannot be evaluated: 'first.1.running_var' holds NaN or infinity",
-        "logits": "Net gives NaN or infinite logits for 1 of 5 images",
+        "logits": "Net has NaN or infinite logits for 1 of 5 images",
     }
     with pytest.raises(NonFiniteError, match=says[where]):
         evaluate(net, [Batch(x, torch.zeros(5, dtype=torch.int64))])
