@@ -357,15 +357,7 @@ class Distiller(nn.Module):
         device = _device(self._frozen[0])
         items = track(loader, f"fitting {', '.join(unfitted)}")
         batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)
-        # Empty: this process's share of a batch with fewer images than processes.
-        fit_parts(unfitted, (self._seen(batch) for batch in batches if len(batch.y)), device)
-
-    def _seen(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
-        if batch.y2 is not None:
-            raise DataError("fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix")
-        if self.checks:
-            check_labels(batch.y, None, least=UNLABELLED)
-        return batch, self._run_teacher(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
+        fit_parts(unfitted, batches, self._run_teacher, device=device, checks=self.checks)
 
     def _origin(self, part: Fitting, data: str) -> Origin:
         where = f"{self.tap_path(part.role)} {part.match}"

@@ -1,25 +1,42 @@
 """The offline parts of methods, fitted in one pass of the teacher."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from letkd.batch import Batch
+from letkd.batch import UNLABELLED, Batch, check_labels
+from letkd.errors import DataError
 from letkd.methods.base import Fitting
 from letkd.progress import bar, say
 from letkd.supervision.shared import finish_of_all
 
 
-def fit_parts(parts: Mapping[str, Fitting], seen: Iterable[tuple[Batch, dict[str, Tensor]]], device: torch.device) -> None:
-    """Fit every part, by site, to batches and what the teacher gives for them; what needs labels sees the images that have one.
+def fit_parts(
+    parts: Mapping[str, Fitting],
+    batches: Iterable[Batch],
+    run_teacher: Callable[[Tensor], dict[str, Tensor]],
+    *,
+    device: torch.device,
+    checks: bool,
+) -> None:
+    """Fit every part, by site, to the teacher's features of all batches; a part that needs labels gets the images that have one.
 
     Args:
+        run_teacher: features by role for images.
         device: where the fitted buffers belong.
+        checks: whether labels out of range are an error.
     """
     for part in parts.values():
         part.supervision.reset()
-    for batch, features in seen:
+    for batch in batches:
+        if not len(batch.y):
+            continue  # this process's share of a batch with fewer images than processes
+        if batch.y2 is not None:
+            raise DataError("fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix")
+        if checks:
+            check_labels(batch.y, None, least=UNLABELLED)
+        features = run_teacher(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
         labelled = batch.labelled()
         for part in parts.values():
             shown = part.f_T(features), batch.y, batch.index
