@@ -8,6 +8,7 @@ code runs when a name of its group is first looked up.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from letkd.errors import LetkdError
 from letkd.progress import say
 
 
-def plugins(group: str) -> list[EntryPoint]:
+@cache  # finding them reads the metadata of every installed package
+def plugins(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group, sorted by name; nothing is imported."""
-    return sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name)
+    return tuple(sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name))
 
 
 Item = TypeVar("Item")
@@ -77,6 +79,7 @@ class Registry(Mapping[str, Item]):
         return len(self._all())
 
 
+@cache
 def plugin_recipes() -> dict[str, Path]:
     """Recipe files by row name, from the packages in the group `letkd.recipes`: every `NAME.toml` in such a package is a row."""
     from importlib.util import find_spec

@@ -67,6 +67,7 @@ def test_digits_are_whole(letkd):
         ),
         (["check", "cifar10"], "no folder was named"),
         (["check", "fold"], "there is no data set 'fold'; nearest: folder"),
+        (["check", "/"], "'/' is a folder, not a data set; use the data set 'folder' with --root '/'"),
         (["check", "folder", "--root", "."], "has no sub-folders"),
         (["get", "imagenet"], "imagenet can be downloaded only after agreeing to its terms"),
         (["get", "cifar"], "no data set 'cifar' to get; nearest: cifar10"),

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from letkd.errors import RecipeError
-from letkd.recipes import HERE, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources, scaling
+from letkd.recipes import HERE, derived_values, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
 from letkd.recipes.schedule import lr_factor
 from letkd.recipes.tables import as_toml, dotted, leaves
 
@@ -389,10 +389,8 @@ def test_milestones_move_with_the_epochs(epochs, milestones):
     for given in ({"settings": [f"epochs={epochs}"]}, {"overrides": {"train.epochs": epochs}}):
         recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", **given)
         assert recipe.optim.milestones == milestones
-        line = scaling(recipe, sources)
-        assert (line is None) == (epochs == 240)
-        if line is not None:
-            assert f"optim.milestones = {milestones} (base.toml, scaled from 240 to {epochs} epochs)" in line
+        change = f"optim.milestones = {milestones} (base.toml, scaled from 240 to {epochs} epochs); set optim.milestones to choose others"
+        assert derived_values(recipe, sources) == ([] if epochs == 240 else [change])
 
 
 def test_milestones_that_are_set_stay(tmp_path):
@@ -406,6 +404,21 @@ def test_milestones_that_are_set_stay(tmp_path):
     for more in (["milestones=[5]"], ["schedule=cosine"]):
         recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", settings=["epochs=10", *more])
         assert recipe.optim.milestones == ([5] if "milestones" in more[0] else [150, 180, 210])
-        assert scaling(recipe, sources) is None
+        assert derived_values(recipe, sources) == []
     assert resolve("cifar100/rn56-rn20/kd", quick=True).optim.milestones == [150, 180, 210]
     assert resolve("cifar100/rn56-rn20/kd", quick=True, settings=["epochs=24"]).optim.milestones == [15, 18, 21]
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet8", 32), ("resnet18", 224), ("timm:resnet18", None)])
+def test_a_folder_of_images_has_the_input_size_of_a_student_from_the_zoo(name, size):
+    given = {"data.name": "folder", "student.model": name}
+    recipe, sources = resolve_with_sources(None, method="ce", overrides=given)
+    line = f"data.size = {size} (input size of {name}); set data.size to choose another"
+    assert recipe.data.size == size
+    assert derived_values(recipe, sources) == ([line] if size else [])
+    recipe, sources = resolve_with_sources(None, method="ce", overrides=given, settings=["data.size=48"])
+    assert (recipe.data.size, derived_values(recipe, sources)) == (48, [])
+
+
+def test_a_data_set_keeps_its_own_size():
+    assert resolve(None, method="ce", overrides={"data.name": "cifar10", "student.model": "resnet18"}).data.size is None

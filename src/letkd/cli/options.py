@@ -160,7 +160,7 @@ def recipe_from(
         tell: log which settings were scaled to the number of epochs.
     """
     from letkd.progress import say
-    from letkd.recipes import resolve_with_sources, scaling
+    from letkd.recipes import derived_values, resolve_with_sources
 
     values: dict[str, Any] = {
         "data.name": data,
@@ -182,7 +182,7 @@ def recipe_from(
     )
     if not trust:
         refuse_code(cell, recipe, sources)
-    if tell and (line := scaling(recipe, sources)) is not None:
+    for line in derived_values(recipe, sources) if tell else []:
         say(line)
     return recipe
 

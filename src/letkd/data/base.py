@@ -233,6 +233,15 @@ def register_data(name: str) -> Callable[[Reader], Reader]:
     return register
 
 
+def unknown_data(name: str) -> DataError:
+    """The error for a name that is no data set; for the path of a folder, it says how to read one."""
+    if Path(name).is_dir():
+        return DataError(
+            f"{name!r} is a folder, not the name of a data set; name the data set folder, and {name!r} with `root=`"
+        )
+    return DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
+
+
 def load_data(
     name: str,
     *,
@@ -258,7 +267,7 @@ def load_data(
             `fraction` leaves out. Images that are also in the test or validation split are not added.
     """
     if name not in READERS:
-        raise DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
+        raise unknown_data(name)
     if not 0 <= val < 1:
         raise DataError(f"val={val} for {name}: the share held out for validation must be 0 or more and less than 1")
     if not 0 < fraction <= 1:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from letkd.data.archives import COUNTS, MD5
-from letkd.data.base import READERS, AnySplit, Reading
+from letkd.data.base import READERS, AnySplit, Reading, unknown_data
 from letkd.data.download import md5_of
 from letkd.data.folder import SIZE, list_tree, need_folder
 from letkd.data.imagenet import list_imagenet
@@ -13,7 +13,6 @@ from letkd.data.listing import Listing, check_files
 from letkd.data.pictures import default_resize, printable
 from letkd.data.tiny_imagenet import SIZE as TINY_SIZE
 from letkd.data.tiny_imagenet import list_tiny_imagenet
-from letkd.errors import DataError, nearest
 from letkd.progress import bar
 
 
@@ -43,7 +42,7 @@ def check_data(name: str, root: Path | None, *, workers: int = 0) -> list[Part]:
         workers: processes that decode images.
     """
     if name not in READERS:
-        raise DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
+        raise unknown_data(name)
     if name in LISTS:
         lists = LISTS[name](root)
         parts = [_check_files(part, listing, workers) for part, listing in lists.items()]

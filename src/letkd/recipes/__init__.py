@@ -11,6 +11,7 @@ from typing import Any
 from letkd.errors import RecipeError, nearest
 from letkd.plugins import plugin_recipes, plugins
 from letkd.recipes.label_free import label_free_layer
+from letkd.recipes.own_size import own_size_layer
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
@@ -22,6 +23,7 @@ TRAINED_TEACHER_KEYS = ("weights", "mean", "std", "size", "classes")
 
 __all__ = [
     "Recipe",
+    "derived_values",
     "list_cells",
     "list_methods",
     "list_pairs",
@@ -31,7 +33,6 @@ __all__ = [
     "parse_setting",
     "resolve",
     "resolve_with_sources",
-    "scaling",
 ]
 
 
@@ -95,8 +96,8 @@ def resolve_with_sources(
 ) -> tuple[Recipe, dict[str, str]]:
     """Like `resolve`, and the source of each value by dotted key: a file, `override`, `--quick` or `--set`.
 
-    A key with the schema's default has no source. If only the number of epochs is set, milestones are scaled with it; their source
-    then says so.
+    A key with the schema's default has no source. If only the number of epochs is set, milestones are scaled with it; a folder of
+    images without `data.size` gets the input size of the student. Their sources then say so.
     """
     layers, method = _files(name, method, preset)
     if quick:
@@ -106,10 +107,9 @@ def resolve_with_sources(
     layers = [(source, with_taps_as_text(layer)) for source, layer in layers]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
-    if (scaled := scaled_layer(layers)) is not None:
-        layers.append(scaled)
-    if (label_free := label_free_layer(layers)) is not None:
-        layers.append(label_free)
+    for derive in (scaled_layer, label_free_layer, own_size_layer):
+        if (derived := derive(layers)) is not None:
+            layers.append(derived)
     table = _merged(layers)
     recipe = validate(table, f"recipe {name or 'base'}")
     sources = {}
@@ -118,12 +118,16 @@ def resolve_with_sources(
     return recipe, sources
 
 
-def scaling(recipe: Recipe, sources: Mapping[str, str]) -> str | None:
-    """A line for the user if `resolve_with_sources` scaled the milestones; else None."""
+def derived_values(recipe: Recipe, sources: Mapping[str, str]) -> list[str]:
+    """A line for the user on each value that `resolve_with_sources` derived: scaled milestones, the size of images in files."""
     source = sources.get("optim.milestones", "")
-    if ", scaled from " not in source:
-        return None
-    return f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others"
+    lines = []
+    if ", scaled from " in source:
+        lines.append(f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others")
+    source = sources.get("data.size", "")
+    if source.startswith("input size of "):
+        lines.append(f"data.size = {recipe.data.size} ({source}); set data.size to choose another")
+    return lines
 
 
 _Layer = tuple[str, dict[str, Any]]  # source and values
@@ -174,8 +178,8 @@ def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
 
 def _chain(method: str) -> list[tuple[str, _Layer]]:
     """The layers of a method: first those of the methods in `like`, if any, then its own file, which holds the differences."""
-    rows = _plugin_rows()
-    source, table = _packaged(f"methods/{method}.toml") if (HERE / "methods" / f"{method}.toml").exists() else rows[method]
+    packaged = (HERE / "methods" / f"{method}.toml").exists()
+    source, table = _packaged(f"methods/{method}.toml") if packaged else _plugin_rows()[method]
     like = table.pop("like", [])
     parents = [like] if isinstance(like, str) else like
     return [*(layer for name in parents for layer in _chain(name)), (method, (source, table))]

@@ -64,7 +64,7 @@ class Data(_Table):
     )
     flip: bool | None = Field(default=None, description="random horizontal flips; default: that of the data set")
     size: Annotated[int | tuple[int, int], BeforeValidator(parse_size)] | None = Field(
-        default=None, description="side of the input images, or [height, width]; default: that of the data set"
+        default=None, description="side of the input images, or [height, width]; default: that of the data set or, for folders, of the student"
     )
     resize: int | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from letkd.files import refuse_link
 from letkd.methods import METHODS
 from letkd.methods.base import Method
 from letkd.progress import say
-from letkd.recipes import Recipe, resolve, resolve_with_sources, scaling
+from letkd.recipes import Recipe, derived_values, resolve, resolve_with_sources
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
 from letkd.runs.results import Row
@@ -123,8 +123,8 @@ def compare(
         recipes[variant.name], sources = resolve_with_sources(
             pair, method=variant.method, preset=preset, settings=values, quick=quick
         )
-        lines.add(scaling(recipes[variant.name], sources))
-    for line in sorted(lines - {None}):
+        lines.update(derived_values(recipes[variant.name], sources))
+    for line in sorted(lines):
         say(line)
     if teacher_weights is None:
         teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
