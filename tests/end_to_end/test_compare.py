@@ -11,7 +11,8 @@ import torch
 import letkd.training.loop as loop
 import letkd.training.state as state
 import letkd.training.trials as trials
-from letkd.errors import RecipeError, UnsupportedPair
+from letkd.cli.compare import show
+from letkd.errors import CheckpointError, RecipeError, RunError, UnsupportedPair
 from letkd.methods import KD, METHODS
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
@@ -60,6 +61,21 @@ def test_one_failing_method_does_not_stop_the_rest(recipes, tmp_path):
     assert by_title["breaks"].note == "failed: RuntimeError: broken on purpose"
     assert [len(row.results) for row in rows] == [1, 0, 1, 0, 1, 1]
     assert len(list((tmp_path / "supervision").iterdir())) == 1, "QUEST and letKD-1 share their K-means"
+
+
+def test_a_failed_row_is_an_error_after_the_table(recipes, tmp_path, capsys):
+    with pytest.raises(RunError, match=r"^1 of 3 rows failed \(breaks\); to retry them, run the same command again$"):
+        show("digits/tiny", ["refuses", "breaks"], tmp_path, trials=1, settings=SMALL, teacher_weights=None, title="two")
+    assert "breaks failed: RuntimeError: broken on purpose" in (tmp_path / "table.md").read_text()
+    captions = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("breaks failed: ") for line in captions), "each note starts a line"
+
+
+def test_a_damaged_teacher_is_refused_before_any_work(tmp_path):
+    (tmp_path / "bad.safetensors").write_bytes(b"garbage")
+    with pytest.raises(CheckpointError, match="damaged or not a weights file"):
+        compare("digits/tiny", ["ce", "kd"], tmp_path / "runs", trials=1, teacher_weights=tmp_path / "bad.safetensors")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from letkd.cli import options as o
-from letkd.errors import RecipeError, nearest
+from letkd.errors import RecipeError, RunError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,3 +141,7 @@ def show(
     write_whole(folder / "table.md", as_markdown(rows, against).encode())
     show(as_rich(rows, title, against))
     print(f"run folder: {folder}")
+    if failed := [row.title for row in rows if row.failed]:
+        raise RunError(
+            f"{len(failed)} of {len(rows)} rows failed ({', '.join(failed)}); to retry them, run the same command again"
+        )

@@ -45,7 +45,10 @@ class QUEST(PerPixelMethod):
     def scores(self, role: str, view: View) -> Scores:
         x, predictor = view.student[role], self.templates(role)
         omega = predictor.kernels()
-        return Scores(x, omega, log_Z=log_partition(x, omega)) if self.fused else Scores(x, omega, a=predictor(x))
+        if not self.fused:
+            return Scores(x, omega, a=predictor(x))
+        # Normalised again: both uses have a gradient of their own. A shared one rounds differently, which changes the demo's row.
+        return Scores(x, omega, log_Z=log_partition(x, predictor.kernels()))
 
 
 def quest(K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.0) -> QUEST:

@@ -64,7 +64,8 @@ class Data(_Table):
     )
     flip: bool | None = Field(default=None, description="random horizontal flips; default: that of the data set")
     size: Annotated[int | tuple[int, int], BeforeValidator(parse_size)] | None = Field(
-        default=None, description="side of the input images, or [height, width]; default: that of the data set or, for folders, of the student"
+        default=None,
+        description="side of the input images, or [height, width]; default: the data set's; for folders, the student's",
     )
     resize: int | None = Field(
         default=None,

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from letkd.progress import plain
 from letkd.report.paired import NOTE, head, paired_difference
 from letkd.runs.grid import escape_markdown, paragraph_markdown
 from letkd.runs.records import Result
@@ -78,16 +79,16 @@ def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:
 
 
 def as_rich(rows: Sequence[Row], title: str, against: str | None = None) -> "Table":
-    """The table for a terminal; `against` as for `as_markdown`."""
-    from rich.markup import escape
+    """The table for `letkd.progress.show`; `against` as for `as_markdown`."""
     from rich.table import Table
+    from rich.text import Text
 
     columns = _columns(rows, against)
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for k, name in enumerate(columns):
-        table.add_column(escape(name), justify="right" if k else "left")
+        table.add_column(name, justify="right" if k else "left")
     for row in rows:
-        table.add_row(*(escape(cell(row)) for cell in columns.values()))
-    table.caption = escape("\n".join(_notes(rows, columns))) or None
+        table.add_row(*(cell(row) for cell in columns.values()))
+    table.caption = Text("\n".join(plain(note) for note in _notes(rows, columns)))
     table.caption_justify = "left"
     return table

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from letkd.runs.records import Result
 
+FAILED = "failed"  # how the note of a failed row begins
+
 
 @dataclass(frozen=True)
 class Row:
@@ -21,6 +23,11 @@ class Row:
     note: str = ""
     name: str = ""
     seeds: Sequence[int] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended the row; a method that does not support the pair did not fail."""
+        return self.note.startswith(FAILED)
 
     def by_seed(self) -> dict[int, float]:
         """Test accuracy of the last epoch by seed."""

@@ -8,11 +8,13 @@ from letkd.errors import LetkdError, RecipeError, RunError, UnsupportedPair
 from letkd.files import refuse_link
 from letkd.methods import METHODS
 from letkd.methods.base import Method
+from letkd.models.pretrained import OWN
+from letkd.models.weights import read_state_dict
 from letkd.progress import say
 from letkd.recipes import Recipe, derived_values, resolve, resolve_with_sources
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Note, Result
-from letkd.runs.results import Row
+from letkd.runs.results import FAILED, Row
 from letkd.training.launchers import FitTask, Launcher, Local, Outcome, Task, TrainTask
 from letkd.training.loop import train
 
@@ -126,6 +128,8 @@ def compare(
         lines.update(derived_values(recipes[variant.name], sources))
     for line in sorted(lines):
         say(line)
+    if teacher_weights is not None and str(teacher_weights) != OWN and not Path(teacher_weights).is_dir():
+        read_state_dict(teacher_weights)  # refuses a missing or damaged file before any work
     if teacher_weights is None:
         teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
     if teacher_weights is None and (not recipes or any(recipe.teacher for recipe in recipes.values())):
@@ -149,7 +153,7 @@ def compare(
         recipe = recipes[variant.name]
         title, path = variant.title or recipe.title, folder / variant.name
         if launcher is None:
-            say(f"{title} ({k} of {len(variants)}): {trials} seeds")
+            say(f"{title} ({k} of {len(variants)}): {trials} {'seed' if trials == 1 else 'seeds'}")
             results, note = _run_in_sequence(recipe, path, trials, shared, log)
         else:
             note = notes[variant.name]
@@ -200,7 +204,7 @@ def _run_in_sequence(
     except UnsupportedPair as error:
         return [], _unsupported(str(error))
     except (LetkdError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as error:
-        return [], f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return [], f"{FAILED}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _run_in_parallel(
@@ -223,7 +227,7 @@ def _run_in_parallel(
     for name, row_tasks in tasks.items():
         bad = next((outcomes[task.label] for task in row_tasks if outcomes[task.label].state != "done"), None)
         notes[name] = (
-            "" if bad is None else _unsupported(bad.sentence) if bad.state == "unsupported" else f"failed: {bad.sentence}"
+            "" if bad is None else _unsupported(bad.sentence) if bad.state == "unsupported" else f"{FAILED}: {bad.sentence}"
         )
     return notes
 
