@@ -45,7 +45,7 @@ docs: $(READY)
 wheel-test: $(READY)
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	$(BIN)/python tests/wheel.py build/wheel/*.whl
+	$(BIN)/python -m tests.support.wheel build/wheel/*.whl
 
 bench: $(READY)
 	for part in step layer cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done

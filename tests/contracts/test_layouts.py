@@ -19,8 +19,8 @@ from letkd.methods import AT, CRD, KD, SP, VID, FitNet, LetKD, Site, letkd1, let
 from letkd.models import save_weights
 from letkd.supervision import KMeansSupervision
 from letkd.taps.find import find_taps
-from tests.conftest import SIZE, TAPS, C, Net, a_net, a_stream, images, same_state, steps
-from tests.tokens import ChannelsLastNet, ViT
+from tests.support.pair import SIZE, TAPS, C, Net, a_net, a_stream, images, same_state, steps
+from tests.support.tokens import ChannelsLastNet, ViT
 
 EXAMPLE = torch.zeros(1, 3, *SIZE)
 METHODS = {

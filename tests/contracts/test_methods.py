@@ -13,7 +13,8 @@ from letkd.layer import KDLayer
 from letkd.methods import METHODS as REGISTRY
 from letkd.methods.per_pixel import PerPixelMethod
 from letkd.supervision import SUPERVISIONS as KINDS
-from tests.conftest import METHODS, SIZE, TAPS, a_distiller, a_stream, a_teacher, images, same_state, steps
+from tests.support.methods import METHODS
+from tests.support.pair import SIZE, TAPS, a_distiller, a_stream, a_teacher, images, same_state, steps
 
 UNSUPPORTED = {("fsp", "unequal")}
 CASES = [

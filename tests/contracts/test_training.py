@@ -16,7 +16,7 @@ from letkd.recipes.schedule import lr_factor
 from letkd.training.optim import OPTIMISERS, build_optimizer, set_lr
 from letkd.training.state import State, restore_state, save_state
 from letkd.training.steps import Steps
-from tests.conftest import a_net, a_stream, same_state
+from tests.support.pair import a_net, a_stream, same_state
 
 EPOCHS, STEPS = 3, 3
 PLAIN = ["weight_decay=1e-3", "lr=0.01", f"epochs={EPOCHS}"]

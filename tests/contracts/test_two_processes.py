@@ -7,7 +7,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from letkd.batch import Batch
 from letkd.progress import set_quiet
-from tests.conftest import METHODS, a_distiller, a_stream
+from tests.support.methods import METHODS
+from tests.support.pair import a_distiller, a_stream
 
 
 def half(batch: Batch, rank: int) -> Batch:

@@ -12,7 +12,7 @@ import torch
 from letkd.methods import Method
 from letkd.recipes import resolve
 from letkd.report.method_cards import formula
-from tests.conftest import a_distiller, a_stream, same_state, steps
+from tests.support.pair import a_distiller, a_stream, same_state, steps
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
 """Nothing is lost: runs that are killed, stopped, damaged or out of disk end with the same bits as runs that were not."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -18,68 +16,10 @@ import torch
 import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
-from letkd.models.weights import read_state_dict
 from letkd.progress import set_quiet
-from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.training.stop import polite_stop
-from tests.conftest import stop_after
-
-HERE = Path(__file__).parent
-SMALL = [
-    "data.fraction=0.05",
-    "data.batch_size=16",
-    "train.epochs=3",
-    "train.steps=3",
-    "student.model=resnet8_tiny",
-    "teacher.model=resnet14_tiny",
-]
-MIXED = ["data.augment=crop+randaugment", "data.erase=0.5", "data.mix=cutmix", "train.label_smoothing=0.1"]
-
-
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("teacher")
-    loop.train(resolve("digits/tiny/teacher", settings=SMALL), folder / "run")
-    return folder / "run" / "student.safetensors"
-
-
-def recipe_for(method, teacher, *settings):
-    given = {"teacher.weights": str(teacher), "teacher.model": "resnet14_tiny"}
-    if method == "ab":
-        given["phases"] = [{"epochs": 2, "weights": {"ce": 0.0, "ab": 1.0}}]
-    return resolve("digits/tiny", method=method, overrides=given, settings=[*SMALL, *settings])
-
-
-def same_end(one: Path, two: Path, *, pythons_stream: bool = False) -> None:
-    """The same weights, metrics, random streams and result, but for the time they took.
-
-    Args:
-        pythons_stream: compare it, too. Not within these tests' own process, where the type checks draw from it.
-    """
-    for name in ("student.safetensors", "best_on_validation.safetensors", f"last/{NAME}"):
-        a, b = (read_state_dict(path / name) for path in (one, two))
-        assert a.keys() == b.keys()
-        if not pythons_stream:
-            a.pop("random.python", None)
-        assert [key for key in a if not torch.equal(a[key], b[key])] == [], name
-    rows = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (one, two)]
-    rows.append(json.loads((one / "result.json").read_text()))
-    rows.append(json.loads((two / "result.json").read_text()))
-    for row in (*rows[0], *rows[1], *rows[2:]):
-        row.pop("seconds")
-    assert rows[0] == rows[1]
-    assert rows[2] == rows[3]
-
-
-def weather(recipe, folder: Path, seed: int) -> None:
-    """A run whole, and the same run killed again and again: the same bits."""
-    (folder / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
-    storm = [sys.executable, str(HERE / "kill_storm.py"), folder / "recipe.toml", folder, str(seed), "6"]
-    done = subprocess.run(storm, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout.split()[1]) >= 3, "hardly a storm"
-    same_end(folder / "whole", folder / "killed", pythons_stream=True)
+from tests.support.runs import MIXED, SMALL, recipe_for, same_end, stop_after, weather
 
 
 @pytest.mark.parametrize(("method", "seed"), [("ce", 1), ("letkd-2", 2), ("crd", 3), ("ab", 4)])

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import letkd
-from tests.examples.test_examples import names, script
+from tests.support.examples import names, script
 
 
 def test_it_trains_and_keeps_no_teacher(monkeypatch, tmp_path):

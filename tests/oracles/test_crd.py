@@ -24,7 +24,7 @@ from letkd.methods.kd import KD
 from letkd.recipes import resolve
 from letkd.supervision.crd_bank import CRDBank, draw_distinct
 from letkd.taps import Tap
-from tests.conftest import SIZE, a_distiller, a_stream, same_state, steps
+from tests.support.pair import SIZE, a_distiller, a_stream, same_state, steps
 
 TAPS: dict[str, Tap | str] = {"pooled": Tap("fc", io="input"), "penultimate": "last"}
 every_pair = pytest.mark.parametrize("pair", ["equal", "unequal"])

@@ -20,7 +20,8 @@ from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
 from letkd.supervision.labels import Entries, Rows, Table, label_kl
 from letkd.taps import Tap, Taps
-from tests.conftest import METHODS, a_distiller, a_stream, same_state, steps
+from tests.support.methods import METHODS
+from tests.support.pair import a_distiller, a_stream, same_state, steps
 
 d, K = 5, 11
 

@@ -15,8 +15,8 @@ from letkd.distiller import Distiller
 from letkd.errors import DataError, LetkdError, UnsupportedPair
 from letkd.methods import CRD, DKD, KD, TDD, letkd1, letkd2
 from letkd.methods.dkd import dkd_loss
-from tests.conftest import a_distiller, a_student
-from tests.oracles.test_operations import OneDevice, by_pillow
+from tests.support.pair import a_distiller, a_student
+from tests.support.pillow import OneDevice, by_pillow
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 import letkd
 from letkd.cli.main import app
 from letkd.recipes import HERE
-from tests.paper.test_paper_index import ROOT, SETTING, SOURCE, missing, text_of, value_at, with_setting
+from tests.support.source import ROOT, SETTING, SOURCE, missing, text_of, value_at, with_setting
 
 PAGE = ROOT / "docs" / "deviations.md"
 LABELS = ["Paper", "Authors' code", "letkd", "Option", "Evidence"]

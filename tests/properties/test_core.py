@@ -13,7 +13,8 @@ from letkd.methods.kd import kd_loss
 from letkd.supervision import SubclassSupervision
 from letkd.supervision.stats import ClassMoments, Reservoir
 from letkd.supervision.subclass import transition_scores
-from tests.conftest import SUPERVISIONS, C, features, in_batches
+from tests.support.methods import SUPERVISIONS
+from tests.support.pair import C, features, in_batches
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 numbers = st.floats(-5, 5, allow_nan=False, width=32)
