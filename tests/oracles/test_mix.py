@@ -68,7 +68,7 @@ def test_shares_come_from_beta(alpha):
 
 
 def test_boxes_of_cutmix_follow_the_definition():
-    g, draws = torch.Generator().manual_seed(0), []
+    g, draws, inside = torch.Generator().manual_seed(0), [], 0
     for _ in range(2000):
         share, (rows, cols) = Mix("cutmix").draw(20, 30, g)
         height, width = rows.stop - rows.start, cols.stop - cols.start
@@ -76,8 +76,10 @@ def test_boxes_of_cutmix_follow_the_definition():
         assert 0 <= cols.start <= cols.stop <= 30
         assert share == pytest.approx(1 - height * width / 600)
         if rows.start > 0 and rows.stop < 20 and cols.start > 0 and cols.stop < 30:
+            inside += 1
             assert abs(width - 1.5 * height) <= 3  # of the image's shape, each half side rounded down
         draws.append((share, (rows.start + rows.stop) / 2, (cols.start + cols.stop) / 2))
+    assert inside > 100
     share, y, x = np.array(draws).T
     assert abs(y.mean() - 10) < 0.7
     assert abs(x.mean() - 15) < 1.0

@@ -482,15 +482,6 @@ def test_no_file_of_a_run_folder_is_named_outside_its_class():
         assert not found
 
 
-def test_the_package_looks_down_only():
-    above = ("letkd.training", "letkd.report", "letkd.deploy", "letkd.cli")
-    for path in (SRC / "runs").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(name.startswith(above) for name in names), path.name
-
-
 def test_a_full_disk_is_still_told(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
