@@ -8,6 +8,7 @@ code runs when a name of its group is first looked up.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from letkd.errors import LetkdError
 from letkd.progress import say
 
 
-def plugins(group: str) -> list[EntryPoint]:
-    """The entry points of a group, sorted by name; nothing is imported."""
-    return sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name)
+@cache
+def plugins(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, sorted by name; nothing is imported. Cached: a search reads the metadata of every package."""
+    return tuple(sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name))
 
 
 Item = TypeVar("Item")
