@@ -33,13 +33,12 @@ WHOLE = {"end_to_end", "properties", "report", "examples", "extras"}  # folders 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Markers that follow from what a test is: its folder, its fixtures, its name."""
+    """Markers that follow from what a test is: its folder, its fixtures, its file. Others are marked where they are defined."""
     for item in items:
         kinds = {
             "slow": item.path.relative_to(HERE).parts[0] in WHOLE,
             "browser": {"browser", "page"} & set(getattr(item, "fixturenames", ())),
             "processes": "process" in item.path.stem,
-            "storm": "storm" in item.name,
         }
         for kind, applies in kinds.items():
             if applies:

@@ -56,6 +56,7 @@ def a_pair(name: str, role: str, method: str, **options) -> Distiller:
     return Distiller(*pair, METHODS[method](), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("role", ["teacher", "student"])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -88,6 +89,7 @@ def trained(name: str) -> nn.Module:
     return distiller.export()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [class_token, channels_last])
 def test_the_student_ships_with_its_layers(make, tmp_path):
     student, (x, _) = trained(make.__name__.replace("_", " ")), images(5, seed=3)

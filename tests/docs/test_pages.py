@@ -48,7 +48,7 @@ def code_of(command: Callable[[], None]) -> int:
     try:
         command()
     except SystemExit as stop:
-        return stop.code or 0
+        return int(stop.code or 0)
     return 0
 
 
@@ -68,6 +68,7 @@ def follow(page: str, monkeypatch, *, kinds: tuple[str, ...] = ("python", "sh"))
     return names
 
 
+@pytest.mark.slow
 def test_your_own_model_and_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "nets", raising=False)
@@ -84,6 +85,7 @@ def test_your_own_model_and_data(tmp_path, monkeypatch, capsys):
     assert grafted.kd_penultimate.nu.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_foundation_models_as_teachers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "backbone", raising=False)
@@ -131,6 +133,7 @@ def test_the_rows_of_a_file_of_ones_own(tmp_path, monkeypatch):
     check_keys(parse_ranges(ranges), resolve("digits/tiny/letkd-1"))
 
 
+@pytest.mark.slow
 def test_shipping_in_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = follow("deploy.md", monkeypatch, kinds=("python",))

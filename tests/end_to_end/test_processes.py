@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 import letkd.training.loop as loop
 from letkd.distributed.sync_bn import sync_batch_norms, unsync_batch_norms
@@ -74,6 +74,7 @@ def whole(tmp_path_factory, teacher):
     return folder, {**plain, **exact}
 
 
+@pytest.mark.storm
 def test_killed_processes_restart_and_end_with_the_same_bits(whole):
     """Each recipe loses one of its processes at a random moment, and the first in the middle of a random write, or about its renaming."""
     folder, _ = whole
@@ -142,7 +143,7 @@ def test_a_batch_that_cannot_be_shared_is_told(teacher):
 
 def in_two(work, tmp_path: Path) -> list:
     """What `work(rank)` returns in each of two processes."""
-    mp.spawn(_enter, args=(work, str(tmp_path)), nprocs=2)
+    spawn(_enter, args=(work, str(tmp_path)), nprocs=2)
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

@@ -25,13 +25,12 @@ def pictures(tmp_path_factory):
 
 
 @pytest.mark.parametrize("cached", [(), ("train.cache_views=2",)])
-def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached, teacher, tmp_path):
+def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached, teacher, whole, tmp_path):
     recipe = recipe_for("letkd-2", teacher, *BOTH, *cached)
-    loop.train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
         loop.train(recipe, tmp_path / "stopped", on_step=stop_after(4))
     loop.train(recipe, tmp_path / "stopped")
-    same_end(tmp_path / "whole", tmp_path / "stopped")
+    same_end(whole(recipe), tmp_path / "stopped")
 
 
 def test_a_cache_gives_the_labels_that_steps_without_it_give(teacher, tmp_path):

@@ -1,6 +1,6 @@
 """The Lightning example, in a process that has Lightning: `test_examples.py` starts it."""
 
-import pytorch_lightning as pl
+import pytorch_lightning as pl  # pyright: ignore[reportMissingImports]
 import torch
 from torch.utils.data import DataLoader
 

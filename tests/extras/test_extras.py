@@ -184,7 +184,7 @@ def saved(tmp_path):
 
     def save(kind="ViTConfig", classes=("red", "blue", "green"), size=32):
         needs("transformers")
-        import transformers
+        import transformers  # pyright: ignore[reportMissingImports]
 
         labels = dict(enumerate(classes))
         config = getattr(transformers, kind)(**SMALL[kind], id2label=labels, label2id={name: k for k, name in labels.items()})

@@ -335,6 +335,7 @@ def test_what_turned_to_nan_does_not_stay_in_the_banks():
     assert bank.Z_S_ == 0  # that of the teacher's anchors: not fixed yet
 
 
+@pytest.mark.processes
 def test_two_processes_keep_one_memory(tmp_path):
     """Each sees half of the batch; both end with the banks, and in the mean with the loss, of one that sees it all."""
     script = """

@@ -203,7 +203,7 @@ def mixed_batch(lam: float = 0.7) -> Batch:
 
 def soft_cross_entropy(logits: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
     """−1/b Σ_i Σ_c q_ic log p_ic with q = (1 − ε) one-hot(y) + ε/C, by loops in float64."""
-    p, total = logits.double().softmax(dim=1), 0.0
+    p, total = logits.double().softmax(dim=1), torch.zeros((), dtype=torch.float64)
     b, C = p.shape
     for i in range(b):
         for c in range(C):

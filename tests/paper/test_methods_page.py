@@ -11,6 +11,7 @@ from letkd.report.method_cards import as_markdown
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_page_is_current():
     page = (ROOT / "docs" / "methods.md").read_text()
     assert page == as_markdown(), "run: python -m letkd.report.method_cards > docs/methods.md"

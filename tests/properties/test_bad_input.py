@@ -71,7 +71,7 @@ def letkd(*arguments: object) -> tuple[int, str, str]:
             main()
         code = 0
     except SystemExit as stop:
-        code = stop.code or 0
+        code = int(stop.code or 0)
     finally:
         sys.argv = argv
         set_quiet(True)

@@ -38,13 +38,13 @@ if importlib.util.find_spec("torchvision") is not None and "torchvision" not in 
 
 
 def _timm(name: str, **settings) -> nn.Module:
-    import timm
+    import timm  # pyright: ignore[reportMissingImports]
 
     return timm.create_model(name, **settings)
 
 
 def _transformers(name: str, num_classes: int, **settings) -> nn.Module:
-    import transformers
+    import transformers  # pyright: ignore[reportMissingImports]
 
     config = getattr(transformers, name)(num_labels=num_classes or 2, **settings)
     make = transformers.AutoModelForImageClassification if num_classes else transformers.AutoModel
@@ -126,19 +126,19 @@ def transformers_resnet(num_classes: int) -> nn.Module:
 
 
 def torchvision_vit(num_classes: int) -> nn.Module:
-    import torchvision
+    import torchvision  # pyright: ignore[reportMissingImports]
 
     return torchvision.models.VisionTransformer(32, 8, 4, 2, 24, 32, num_classes=num_classes)
 
 
 def torchvision_swin(num_classes: int) -> nn.Module:
-    import torchvision
+    import torchvision  # pyright: ignore[reportMissingImports]
 
     return torchvision.models.SwinTransformer([4, 4], 12, [2, 2], [2, 2], [4, 4], num_classes=num_classes)
 
 
 def torchvision_mobilenetv3(num_classes: int) -> nn.Module:
-    import torchvision
+    import torchvision  # pyright: ignore[reportMissingImports]
 
     return torchvision.models.mobilenet_v3_small(num_classes=num_classes, width_mult=0.5)
 

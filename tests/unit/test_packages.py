@@ -45,6 +45,7 @@ def test_the_contract_names_every_package():
     assert named == there - {"__init__", "__main__"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_every_package_imports_with_all_higher_ones_blocked():
     ran = subprocess.run([sys.executable, "-c", PROGRAM, *layers()], capture_output=True, text=True, timeout=300, check=False)

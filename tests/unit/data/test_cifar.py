@@ -399,6 +399,7 @@ def test_the_admitted_names_cannot_be_bent_or_misused(tmp_path):
     assert not any("values" in vars(known) for known in Unpickler.STAND_INS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb",
     [

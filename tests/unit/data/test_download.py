@@ -43,7 +43,7 @@ class Server:
             def do_GET(self):
                 outer.answer(self)
 
-            def log_message(self, *arguments):
+            def log_message(self, format, *args):
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -116,6 +116,7 @@ def test_rectangular_images_in_every_augmentation(tree, augment):
     assert data.test.in_memory("decoding").image_size == (12, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", [None, CropFlip(pad=2), RotateFlip(), ResizedCropFlip()])
 def test_batches_do_not_depend_on_who_decodes(tree, augment):
     here, there = (load_data("folder", root=tree, val=0.0, size=16, workers=w).train for w in (0, 2))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import save
+from torch.multiprocessing.spawn import spawn
 
 from letkd.data import CropFlip, Loader, Split
 from letkd.distiller import Distiller
@@ -52,6 +52,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", METHODS)
 def test_losses_and_a_short_runs_weights_are_those_of_the_teacher_on_the_same_views(name, fused, tmp_path):
@@ -342,6 +343,7 @@ def _fill(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_two_processes_make_a_view_between_them(tmp_path, monkeypatch):
     import letkd.distiller.cache as module
 
@@ -349,7 +351,7 @@ def test_two_processes_make_a_view_between_them(tmp_path, monkeypatch):
     loader = a_loader()
     distiller = fitted([quest(6), KD()], loader)
     torch.save(distiller.state_dict(), tmp_path / "state.pt")
-    mp.spawn(_fill, (str(tmp_path),), nprocs=2)
+    spawn(_fill, (str(tmp_path),), nprocs=2)
     (first, losses), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert (first, second) == ([0, 2, 4], [1, 3])
     TeacherCache(distiller, loader, tmp_path / "one").prepare(0)

@@ -33,12 +33,12 @@ class Wraps(Net):
 
 
 class TakesDict(Net):
-    def forward(self, batch):
+    def forward(self, batch):  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().forward(batch["pixels"])
 
 
 class TakesTwo(Net):
-    def forward(self, x, mask):
+    def forward(self, x, mask):  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().forward(x * mask)
 
 

@@ -137,6 +137,7 @@ def test_a_student_is_not_written_with_facts_that_could_not_be_read(fact, value,
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_every_zoo_network_can_be_sized_without_memory(name):
     with torch.device("meta"):

@@ -41,6 +41,7 @@ def test_attention_counts_though_eval_mode_would_fuse_it():
     assert mha.get_fastpath_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_classes", "published"),
     [

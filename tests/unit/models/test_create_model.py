@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def own(tmp_path) -> Path:
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch) -> str:
+def package(tmp_path, monkeypatch) -> Iterator[str]:
     folder = tmp_path / "letkd_test_package"
     folder.mkdir()
     (folder / "__init__.py").touch()

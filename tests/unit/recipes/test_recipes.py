@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ from letkd.recipes.schedule import lr_factor
 from letkd.recipes.tables import as_toml, dotted, leaves
 
 
+@pytest.mark.slow
 def test_every_cell_resolves():
     for pair in list_pairs():
         for method in list_methods():
@@ -277,6 +279,12 @@ def test_cells_are_pairs_and_methods():
     assert "cifar100/rn56-rn20/letkd-2" in list_cells()
 
 
+@cache
+def table_in(file: str) -> dict:
+    return tomllib.loads((HERE / file).read_text())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_value_has_a_source_that_says_it(quick):
     for cell in list_cells():
@@ -289,7 +297,7 @@ def test_every_value_has_a_source_that_says_it(quick):
                 assert quick
                 continue
             file, _, inside = source.partition(", ")
-            said = tomllib.loads((HERE / file).read_text())
+            said = table_in(file)
             trained_teacher = cell.endswith("/teacher") and path[0] == "student"
             for part in (*inside.split("."), *(("teacher", *path[1:]) if trained_teacher else path)):
                 said = said[part] if part else said
@@ -336,6 +344,7 @@ def test_values_as_toml(value):
     assert tomllib.loads(f"x = {as_toml(value)}") == {"x": value}
 
 
+@pytest.mark.slow
 def test_quick_is_a_smoke_run_of_the_same_recipe():
     for cell in list_cells():
         whole, small = resolve(cell), resolve(cell, quick=True)

@@ -76,6 +76,7 @@ with RunFolder(sys.argv[1], resolve("digits/tiny/ce")).begin():
 """
 
 
+@pytest.mark.slow
 def test_the_second_process_on_a_folder_is_refused_until_the_first_ends(tmp_path):
     first = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

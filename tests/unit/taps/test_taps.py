@@ -321,6 +321,7 @@ def test_find_taps_proposes_the_last_map_and_the_first_block_of_the_last_stage(n
     assert same_state(model.state_dict(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_find_taps_agrees_with_the_zoos_own_table(name):
     model = create_model(name, num_classes=3)
@@ -344,6 +345,7 @@ STAGES_OF_THEIR_OWN = (
 )  # the table has another map of the last size, or another first one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in list_models() if not name.startswith(STAGES_OF_THEIR_OWN)])
 def test_find_taps_finds_the_stages_of_the_zoo(name):
     model = create_model(name, num_classes=3)
@@ -408,6 +410,7 @@ def test_what_a_later_module_overwrites_is_read_as_it_was():
     model.eval()
     before = model[1](model[0](x)).detach()
     taps = Taps(model, {"preact": Tap("2", io="input"), "bn": Tap("1"), "act": Tap("2")})
+    seen: dict[str, torch.Tensor] = {}
     for _ in range(2):
         seen = taps(x)[1]
         assert torch.equal(seen["preact"], before)

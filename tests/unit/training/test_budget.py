@@ -56,6 +56,7 @@ def test_wrong_durations_are_one_sentence(text):
         duration(text)
 
 
+@pytest.mark.slow
 def test_what_was_decided_is_kept_and_trained_like_any_number_of_epochs(letkd, tmp_path, monkeypatch):
     measured = []
     real = budget.measure

@@ -17,6 +17,8 @@ from letkd.training.compiled import CompiledParts
 from letkd.training.loop import train
 from tests.support.pair import a_distiller, a_stream
 
+pytestmark = pytest.mark.slow  # torch's compiler takes seconds to load
+
 
 def compiled(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if module._compiled_call_impl is not None]

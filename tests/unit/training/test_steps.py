@@ -171,6 +171,7 @@ def test_weights_come_back_after_the_average_was_in_their_place():
     assert (distiller.student.fc.weight == 7).all()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_average_beside_the_student(tmp_path):
     recipe = resolve("digits/tiny/ce", settings=[*TINY, "data.val=0.2", "train.epochs=2", "train.steps=4", "train.ema=0.8"])
     result = loop.train(recipe, tmp_path / "whole")
