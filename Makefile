@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LIGHTNING := $(VENV)/lightning
 EXTRAS := .venv-extras
 
-.PHONY: demo test check browser test-extras lint types docs wheel-test bench clean
+.PHONY: demo test check fast browser test-extras lint types docs wheel-test bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -15,8 +15,11 @@ demo: $(READY)
 test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# While working: lint, types and the tests that take no whole run.
-check: $(READY) lint types
+# While working, side by side: lint, types and the tests that take no whole run.
+check: $(READY)
+	$(MAKE) --no-print-directory -j 3 lint types fast
+
+fast: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (slow or browser or processes or storm)"
 
 # timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them. Ray, MLflow's
@@ -45,7 +48,7 @@ docs: $(READY)
 wheel-test: $(READY)
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	$(BIN)/python tests/wheel.py build/wheel/*.whl
+	$(BIN)/python -m tests.support.wheel build/wheel/*.whl
 
 bench: $(READY)
 	for part in step layer cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done

@@ -1,8 +1,8 @@
-"""What every test shares: one thread, no bars, shapes checked at every call, and a tiny pair of networks with data to train on."""
+"""What every test shares: one thread, no bars, shapes checked at every call, and `letkd …` in this process."""
 
 import os
-import signal
 import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -15,236 +15,30 @@ jaxtyping.install_import_hook(
     "hint_overrides=beartype.FrozenDict({__import__('typing').Self: object})))",
 )
 
-from collections.abc import Callable, Iterable
-
 import pytest
+
+pytest.register_assert_rewrite("tests.support")
+
 import torch
-from torch import Tensor, nn
 
 from letkd import progress
 from letkd.batch import Batch
 from letkd.cli.main import main
-from letkd.distiller import Distiller
-from letkd.methods import (
-    AB,
-    AT,
-    CRD,
-    DIST,
-    DKD,
-    FSP,
-    KD,
-    MLKD,
-    QUEST,
-    SP,
-    SRD,
-    TDD,
-    VID,
-    FitNet,
-    LetKD,
-    Method,
-    ReviewKD,
-    SimKD,
-    Site,
-    letkd1,
-    letkd2,
-    quest,
-)
-from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision, Supervision
-from letkd.taps import Tap
+from tests.support.pair import a_stream
 
 torch.set_num_threads(1)
 
-C = 3
-SIZE = (16, 16)
-TAPS: dict[str, Tap | str] = {
-    "stem": "first",
-    "stage1": "first",
-    "stage1.preact": Tap("first.2", io="input"),
-    "stage2": "last.0",
-    "stage2.preact": Tap("last.0.relu", io="input"),
-    "stage3": "last",
-    "stage3.preact": Tap("last.1.relu", io="input"),
-    "pooled": Tap("fc", io="input"),
-    "intermediate": "last.0",
-    "intermediate.conv3x3": "last.0.conv",
-    "penultimate": "last",
-    "penultimate.conv3x3": "last.1.conv",
-}
-
-METHODS: dict[str, Callable[[], Method]] = {
-    "kd": KD,
-    "fitnet": FitNet,
-    "at": AT,
-    "ab": AB,
-    "fsp": FSP,
-    "sp": SP,
-    "vid": VID,
-    "crd": lambda: CRD(K=8, feat_dim=6),
-    "dkd": lambda: DKD(warmup=1),
-    "kd-ls": lambda: KD(2, standardise=True),
-    "dkd-ls": lambda: DKD(T=2, warmup=1, standardise=True),
-    "dist": DIST,
-    "reviewkd": lambda: ReviewKD(warmup=0),
-    "srd": SRD,
-    "mlkd": MLKD,
-    "simkd": SimKD,
-    "tdd": TDD,
-    "quest": lambda: quest(6),
-    "quest(2)": lambda: QUEST(
-        [Site("intermediate", KMeansSupervision(5, 0.1)), Site("penultimate", KMeansSupervision(6))],
-    ),
-    "letkd-1": lambda: letkd1(6),
-    "letkd-1(2)": lambda: LetKD(
-        [Site("intermediate", KMeansSupervision(5, 0.1)), Site("penultimate", KMeansSupervision(6))],
-    ),
-    "letkd-2": lambda: letkd2(6, 2),
-    "letkd-1 without K-means": lambda: LetKD([Site("penultimate", ConvSupervision())]),
-    "sub-classes at penultimate": lambda: LetKD(
-        [Site("penultimate", SubclassSupervision(2), normalize_value_input=False)],
-    ),
-}
-
-SUPERVISIONS: dict[str, Callable[[], Supervision]] = {
-    "kmeans": lambda: KMeansSupervision(6, 0.5),
-    "conv3x3": ConvSupervision,
-    "subclass": lambda: SubclassSupervision(3, C=C),
-}
-
-
-class Block(nn.Module):
-    """A plain residual block: relu(BN(3x3(x)) + 1x1(x))."""
-
-    def __init__(self, d_in: int, d_out: int, stride: int):
-        super().__init__()
-        self.conv = nn.Conv2d(d_in, d_out, 3, stride=stride, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(d_out)
-        self.shortcut = nn.Conv2d(d_in, d_out, 1, stride=stride, bias=False)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.bn(self.conv(x)) + self.shortcut(x))
-
-
-class Net(nn.Module):
-    """Somebody's own classifier: no table of taps, no registry, maps a quarter (or `stride` · 2) of the input's size."""
-
-    def __init__(self, d: int, *, stride: int = 2, num_classes: int = C):
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, d, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(d), nn.ReLU())
-        self.last = nn.Sequential(Block(d, 2 * d, stride), Block(2 * d, 2 * d, 1))
-        self.fc = nn.Linear(2 * d, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.last(self.first(x)).mean(dim=(2, 3)))
-
-
-def images(n: int, *, size: tuple[int, int] = SIZE, seed: int = 0, num_classes: int = C) -> tuple[Tensor, Tensor]:
-    """Noise with a colour for each class, so that there is something to learn."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % num_classes
-    return torch.randn(n, 3, *size, generator=g) + torch.eye(num_classes, 3)[y][:, :, None, None], y
-
-
-def a_stream(n: int = 24, *, size: tuple[int, int] = SIZE, batch: int = 8) -> list[Batch]:
-    """Batches of images with a second view."""
-    x, y = images(n, size=size)
-    parts = (part.split(batch) for part in (x, y, torch.arange(n), images(n, size=size, seed=1)[0]))
-    return [Batch(x, y, index, second=second) for x, y, index, second in zip(*parts, strict=True)]
-
-
-def a_net(d: int, *, seed: int, **options) -> Net:
-    """A network as after some training: BN has statistics and affine values of its own."""
-    torch.manual_seed(seed)
-    net = Net(d, **options)
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.2)
-            module.momentum = None  # an average over all batches
-    with torch.no_grad():
-        for batch in a_stream():
-            net(batch.x)
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.1
-    return net
-
-
-def a_teacher(seed: int = 100) -> Net:
-    return a_net(5, seed=seed)
-
-
-def a_student(pair: str = "equal", seed: int = 0) -> Net:
-    """`equal`: the teacher's architecture. `unequal`: other channels, and maps of half the teacher's size."""
-    return a_net(5, seed=seed) if pair == "equal" else a_net(4, seed=seed, stride=4)
-
-
-def a_distiller(
-    method: Method | list[Method],
-    pair: str = "equal",
-    *,
-    seed: int = 0,
-    student: nn.Module | None = None,
-    teacher: nn.Module | None = None,
-    **options,
-) -> Distiller:
-    student, teacher = student or a_student(pair, seed), teacher or a_teacher()
-    options = {"student_taps": TAPS, "teacher_taps": TAPS, "example": torch.zeros(1, 3, *SIZE), **options}
-    torch.manual_seed(seed)
-    return Distiller(student, teacher, method, **options)
-
-
-def steps(distiller: Distiller, batches: Iterable[Batch], optimizer: torch.optim.Optimizer) -> list[float]:
-    """A training loop of one's own; returns the losses."""
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        step = distiller(batch)
-        step.loss.backward()
-        optimizer.step()
-        losses.append(step.loss.item())
-    return losses
-
-
-def stop_after(steps: int) -> Callable[[object], None]:
-    """For `train(on_step=…)`: as if a signal came in the last of so many steps."""
-    left = iter(range(steps - 1, -1, -1))
-
-    def on_step(state: object) -> None:
-        if next(left, None) == 0:
-            signal.raise_signal(signal.SIGTERM)
-
-    return on_step
-
-
-def features(n: int = 12, d: int = 4, *, h: int = 3, w: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Teacher's maps whose pixels tell the class, in part: f_T [n d h w], y [n], index [n]."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % C
-    means = 1.5 * torch.randn(C, d, generator=g)
-    f_T = torch.randn(n, d, h, w, generator=g) + means[y][:, :, None, None]
-    return f_T, y, torch.arange(n)
-
-
-def in_batches(parts: tuple[Tensor, ...], batch: int) -> list[tuple[Tensor, ...]]:
-    return list(zip(*(part.split(batch) for part in parts), strict=True))
-
-
-def same_state(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
+HERE = Path(__file__).parent
 WHOLE = {"end_to_end", "properties", "report", "examples", "extras"}  # folders of tests that train or open whole runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Markers that follow from what a test is: its folder, its fixtures, its name."""
+    """Markers that follow from what a test is: its folder, its fixtures, its file. Others are marked where they are defined."""
     for item in items:
         kinds = {
-            "slow": WHOLE & set(item.path.parts),
+            "slow": item.path.relative_to(HERE).parts[0] in WHOLE,
             "browser": {"browser", "page"} & set(getattr(item, "fixturenames", ())),
             "processes": "process" in item.path.stem,
-            "storm": "storm" in item.name,
         }
         for kind, applies in kinds.items():
             if applies:

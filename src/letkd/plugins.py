@@ -17,9 +17,9 @@ from letkd.errors import LetkdError
 from letkd.progress import say
 
 
-@cache  # finding them reads the metadata of every installed package
+@cache
 def plugins(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, sorted by name; nothing is imported."""
+    """The entry points of a group, sorted by name; nothing is imported. Cached: a search reads the metadata of every package."""
     return tuple(sorted(entry_points(group=f"letkd.{group}"), key=lambda entry: entry.name))
 
 

@@ -13,7 +13,8 @@ from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
 from letkd.supervision.crd_bank import CRDBank
 from letkd.supervision.fitted import Fitted
 from letkd.supervision.tree import ClassTree
-from tests.conftest import SUPERVISIONS, C, features, in_batches, same_state
+from tests.support.methods import SUPERVISIONS
+from tests.support.pair import C, features, in_batches, same_state
 
 FITTED: dict[str, Callable[[], Fitted]] = {
     **SUPERVISIONS,

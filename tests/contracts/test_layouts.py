@@ -19,8 +19,8 @@ from letkd.methods import AT, CRD, KD, SP, VID, FitNet, LetKD, Site, letkd1, let
 from letkd.models import save_weights
 from letkd.supervision import KMeansSupervision
 from letkd.taps.find import find_taps
-from tests.conftest import SIZE, TAPS, C, Net, a_net, a_stream, images, same_state, steps
-from tests.tokens import ChannelsLastNet, ViT
+from tests.support.pair import SIZE, TAPS, C, Net, a_net, a_stream, images, same_state, steps
+from tests.support.tokens import ChannelsLastNet, ViT
 
 EXAMPLE = torch.zeros(1, 3, *SIZE)
 METHODS = {
@@ -56,6 +56,7 @@ def a_pair(name: str, role: str, method: str, **options) -> Distiller:
     return Distiller(*pair, METHODS[method](), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("role", ["teacher", "student"])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -88,6 +89,7 @@ def trained(name: str) -> nn.Module:
     return distiller.export()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [class_token, channels_last])
 def test_the_student_ships_with_its_layers(make, tmp_path):
     student, (x, _) = trained(make.__name__.replace("_", " ")), images(5, seed=3)

@@ -13,15 +13,19 @@ from letkd.layer import KDLayer
 from letkd.methods import METHODS as REGISTRY
 from letkd.methods.per_pixel import PerPixelMethod
 from letkd.supervision import SUPERVISIONS as KINDS
-from tests.conftest import METHODS, SIZE, TAPS, a_distiller, a_stream, a_teacher, images, same_state, steps
+from tests.support.methods import METHODS
+from tests.support.pair import SIZE, TAPS, a_distiller, a_stream, a_teacher, images, same_state, steps
 
 UNSUPPORTED = {("fsp", "unequal")}
-CASES = [
-    pytest.param(name, pair, id=f"{name}, {pair}")
-    for name in METHODS
-    for pair in ("equal", "unequal")
-    if (name, pair) not in UNSUPPORTED
-]
+
+
+def case(name: str, pair: str):
+    """The fast tests take each method with networks that differ, if it allows that."""
+    slow = pair == "equal" and (name, "unequal") not in UNSUPPORTED
+    return pytest.param(name, pair, id=f"{name}, {pair}", marks=[pytest.mark.slow] if slow else [])
+
+
+CASES = [case(name, pair) for name in METHODS for pair in ("equal", "unequal") if (name, pair) not in UNSUPPORTED]
 every_case = pytest.mark.parametrize(("name", "pair"), CASES)
 
 
@@ -111,6 +115,7 @@ def test_the_teacher_stays_as_it_was(name, pair):
     assert not own & {id(parameter) for parameter in teacher.parameters()}
 
 
+@pytest.mark.slow
 @every_case
 def test_the_loss_falls_on_one_batch(name, pair):
     distiller = fitted(name, pair)
@@ -118,6 +123,7 @@ def test_the_loss_falls_on_one_batch(name, pair):
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 @every_case
 def test_without_cross_entropy_the_methods_own_terms_fall(name, pair):
     distiller = fitted(name, pair, weights={"ce": 0.0})
@@ -129,6 +135,7 @@ def test_without_cross_entropy_the_methods_own_terms_fall(name, pair):
         assert last[term] < first[term], term
 
 
+@pytest.mark.slow
 @every_case
 def test_the_same_seed_gives_the_same_numbers(name, pair):
     one, two = (fitted(name, pair, seed=3) for _ in range(2))
@@ -212,6 +219,7 @@ def test_the_exported_student_stands_alone(name, pair):
     assert all(".kd_" in key for key in student.state_dict().keys() - a_distiller([], pair).student.state_dict().keys())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_exported_student_goes_through_torch_export(name):
     pair = "equal" if (name, "unequal") in UNSUPPORTED else "unequal"
@@ -223,6 +231,7 @@ def test_the_exported_student_goes_through_torch_export(name):
         torch.testing.assert_close(program.module()(x), student(x))
 
 
+@pytest.mark.slow
 @every_case
 def test_maps_need_not_be_square(name, pair):
     size = (SIZE[0], SIZE[1] + 8)
@@ -242,6 +251,7 @@ def test_a_teacher_that_turned_to_nan_is_named(name, pair):
         distiller(a_stream()[0])
 
 
+@pytest.mark.slow
 @every_case
 def test_a_copied_distiller_trains_on_its_own(name, pair):
     distiller = fitted(name, pair)

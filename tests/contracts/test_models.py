@@ -203,6 +203,7 @@ def test_models_say_what_they_are_for(name):
     assert model.input_size == ((3, 224, 224) if name in IMAGENET else (3, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_role_tables_hold_the_published_maps(name):
     with torch.device("meta"):
@@ -221,6 +222,7 @@ def test_role_tables_hold_the_published_maps(name):
     assert (taps["intermediate"].path, taps["penultimate"].path) == of(SITES, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 @pytest.mark.parametrize("size", [(32, 32), (16, 48)])
 def test_taps_are_where_and_what_the_table_says(name, size):
@@ -242,6 +244,7 @@ def test_taps_are_where_and_what_the_table_says(name, size):
             assert shape == (1, tap.channels, size[0] // stride, size[1] // stride), role
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_the_classifier_is_a_linear_layer_on_the_pooled_last_map(name):
     model = with_lively_bn(create_model(name, num_classes=5))
@@ -254,6 +257,7 @@ def test_the_classifier_is_a_linear_layer_on_the_pooled_last_map(name):
     assert f["penultimate"].min() >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_layers_can_be_grafted_at_both_sites_and_feed_the_logits(name):
     model = with_lively_bn(create_model(name, num_classes=5))
@@ -268,6 +272,7 @@ def test_layers_can_be_grafted_at_both_sites_and_feed_the_logits(name):
         assert torch.equal(model(x), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_every_parameter_gets_a_gradient(name):
     # In training BN takes a bias before it away again, so that VGG's get a gradient otherwise only.
@@ -279,6 +284,7 @@ def test_every_parameter_gets_a_gradient(name):
         assert parameter.grad.abs().max() > 0, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_copies_and_stored_states_compute_the_same(name):
     model = with_lively_bn(create_model(name, num_classes=5))

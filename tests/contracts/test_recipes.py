@@ -18,6 +18,8 @@ from letkd.report.paper import MODERN, paper_result
 from letkd.training import build, teachers
 from letkd.training.optim import build_optimizer
 
+pytestmark = pytest.mark.slow
+
 C = 3
 SIZES = {"digits": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224}
 

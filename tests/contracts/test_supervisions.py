@@ -12,7 +12,8 @@ from letkd.methods import LetKD, Site
 from letkd.supervision import SUPERVISIONS as REGISTRY
 from letkd.supervision import Supervision
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
-from tests.conftest import SUPERVISIONS, C, a_distiller, a_stream, features, in_batches, same_state
+from tests.support.methods import SUPERVISIONS
+from tests.support.pair import C, a_distiller, a_stream, features, in_batches, same_state
 
 every_kind = pytest.mark.parametrize("kind", SUPERVISIONS)
 every_fitted_kind = pytest.mark.parametrize("kind", [kind for kind, make in SUPERVISIONS.items() if make().fitted_buffers])

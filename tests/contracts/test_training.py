@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from lightning_fabric import Fabric
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from letkd.batch import Batch
@@ -16,7 +16,7 @@ from letkd.recipes.schedule import lr_factor
 from letkd.training.optim import OPTIMISERS, build_optimizer, set_lr
 from letkd.training.state import State, restore_state, save_state
 from letkd.training.steps import Steps
-from tests.conftest import a_net, a_stream, same_state
+from tests.support.pair import a_net, a_stream, same_state
 
 EPOCHS, STEPS = 3, 3
 PLAIN = ["weight_decay=1e-3", "lr=0.01", f"epochs={EPOCHS}"]
@@ -46,6 +46,7 @@ def work_on(steps: Steps, state: State, until: int) -> None:
             state.epoch, state.step = state.epoch + 1, 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_training_resumes_exactly(way: str, tmp_path):
     whole = some_steps(way)
@@ -99,8 +100,9 @@ def work(rank: int, where: str, out: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_two_processes_train_as_one(tmp_path):
-    mp.spawn(work, args=(str(tmp_path / "meet"), str(tmp_path)), nprocs=2)
+    spawn(work, args=(str(tmp_path / "meet"), str(tmp_path)), nprocs=2)
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     for way in WAYS:
         assert same_state(one[way], two[way]), way

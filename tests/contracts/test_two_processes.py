@@ -2,12 +2,13 @@
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from letkd.batch import Batch
 from letkd.progress import set_quiet
-from tests.conftest import METHODS, a_distiller, a_stream
+from tests.support.methods import METHODS
+from tests.support.pair import a_distiller, a_stream
 
 
 def half(batch: Batch, rank: int) -> Batch:
@@ -36,7 +37,7 @@ def work(rank: int, where: str, out: str) -> None:
 
 
 def test_two_processes_stay_in_step(tmp_path):
-    mp.spawn(work, args=(str(tmp_path / "meet"), str(tmp_path)), nprocs=2)
+    spawn(work, args=(str(tmp_path / "meet"), str(tmp_path)), nprocs=2)
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert one.keys() == set(METHODS)
     for name in one:

@@ -26,6 +26,7 @@ def test_the_changelog_begins_with_this_version():
 
 
 def test_links_lead_somewhere():
-    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        for link in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
-            assert (ROOT / link).exists(), f"{page}: {link}"
+    pages = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    found = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))]
+    assert found
+    assert not [(page, link) for page, link in found if not (ROOT / link).exists()]

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from letkd.cli import reference as commands
 from letkd.recipes import reference as recipe
-from tests.unit.test_packages import layers
+from tests.support.source import layers
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,8 +6,8 @@ from letkd.data import Chain, CropFlip, Erase, FileSplit, Loader, Mix, RandAugme
 from letkd.data.augment import Augment
 from letkd.recipes import resolve
 from letkd.training.build import build_distiller, read_data, train_loader
-from tests.end_to_end.test_resume import SMALL
-from tests.trees import a_tree
+from tests.support.runs import SMALL
+from tests.support.trees import a_tree
 
 
 def built(*settings: str) -> Loader:

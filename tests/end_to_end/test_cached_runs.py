@@ -2,34 +2,29 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import letkd.training.loop as loop
-from letkd.cli.main import app
 from letkd.distiller.cache import TeacherCache
 from letkd.errors import Stopped
 from letkd.recipes import resolve
-from tests.conftest import stop_after
-from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, teacher, weather  # noqa: F401 - a fixture
+from tests.support.runs import SMALL, recipe_for, same_end, stop_after, weather
 
 CACHED = "train.cache_views=2"
 
 
-def test_a_cached_run_killed_anywhere_ends_with_the_same_bits(teacher, tmp_path):  # noqa: F811
+@pytest.mark.storm
+def test_a_cached_run_killed_anywhere_ends_with_the_same_bits(teacher, tmp_path):
     weather(recipe_for("letkd-2", teacher, CACHED), tmp_path, seed=5)
 
 
 @pytest.mark.parametrize(
     ("view", "steps"), [(1, 0), (0, 2), (2, 0)]
 )  # while view 1 is made; within epoch 1; while view 2 is made
-def test_a_cached_run_stopped_goes_on_whatever_became_of_its_shards(view, steps, teacher, tmp_path, monkeypatch):  # noqa: F811
+def test_a_cached_run_stopped_goes_on_whatever_became_of_its_shards(view, steps, teacher, whole, tmp_path, monkeypatch):
     recipe = recipe_for("letkd-2", teacher, CACHED)
-    loop.train(recipe, tmp_path / "whole")
     made = iter((1, 2, 3))
 
     def prepare(self, *values):
@@ -44,10 +39,10 @@ def test_a_cached_run_stopped_goes_on_whatever_became_of_its_shards(view, steps,
     torch.manual_seed(123)  # whatever happened in between
     shutil.rmtree(tmp_path / "stopped" / "supervision" / "views")
     loop.train(recipe, tmp_path / "stopped")
-    same_end(tmp_path / "whole", tmp_path / "stopped")
+    same_end(whole(recipe), tmp_path / "stopped")
 
 
-def test_another_seed_and_another_method_of_the_same_needs_make_nothing_anew(teacher, tmp_path, monkeypatch):  # noqa: F811
+def test_another_seed_and_another_method_of_the_same_needs_make_nothing_anew(teacher, tmp_path, monkeypatch):
     shared = tmp_path / "shared"
     loop.train(recipe_for("letkd-1", teacher, CACHED), tmp_path / "first", supervision=shared)
     made = []
@@ -60,7 +55,7 @@ def test_another_seed_and_another_method_of_the_same_needs_make_nothing_anew(tea
     assert len(made) == 2
 
 
-def test_a_mixed_precision_run_reads_what_its_own_precision_made(teacher, tmp_path):  # noqa: F811
+def test_a_mixed_precision_run_reads_what_its_own_precision_made(teacher, tmp_path):
     shared = tmp_path / "shared"
     for precision in ("32-true", "bf16-mixed"):
         settings = (CACHED, f"train.precision={precision}", "train.epochs=1")
@@ -68,22 +63,21 @@ def test_a_mixed_precision_run_reads_what_its_own_precision_made(teacher, tmp_pa
     assert len(list((shared / "views").iterdir())) == 4
 
 
-def test_the_flag_and_the_methods_it_does_not_serve(teacher, tmp_path):  # noqa: F811
+def test_the_flag_and_the_methods_it_does_not_serve(letkd, teacher, tmp_path):
     small = [part for text in [*SMALL, "train.epochs=1"] for part in ("--set", text)]
-    options = ["--teacher-weights", str(teacher), "--cache", *small, "--out"]
-    done = CliRunner().invoke(app, ["train", "digits/tiny/kd", *options, str(tmp_path / "kd")])
-    assert done.exit_code == 0, done.output
+    options = ["--teacher-weights", teacher, "--cache", *small, "--out"]
+    code, _, err = letkd("train", "digits/tiny/kd", *options, tmp_path / "kd")
+    assert code == 0, err
     assert resolve(tmp_path / "kd" / "recipe.toml").train.cache_views == 10
     assert len(list((tmp_path / "kd").rglob("view-*/*.safetensors"))) == 1
-    command = [sys.executable, "-m", "letkd", "train", "digits/tiny/at", *options, str(tmp_path / "at")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert "and 'at' needs whole maps; train without it" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, err = letkd("train", "digits/tiny/at", *options, tmp_path / "at")
+    assert code == 2
+    assert err.endswith("and 'at' needs whole maps; train without it\n")
+    assert "Traceback" not in err
     assert not (tmp_path / "at").exists()
 
 
-def test_a_comparison_pays_the_teacher_once_where_the_method_allows(letkd, teacher, tmp_path, monkeypatch):  # noqa: F811
+def test_a_comparison_pays_the_teacher_once_where_the_method_allows(letkd, teacher, tmp_path, monkeypatch):
     made, make = [], TeacherCache._make
     monkeypatch.setattr(TeacherCache, "_make", lambda self, *args: made.append(args[2]) or make(self, *args))
     small = [part for text in [*SMALL, "train.epochs=2"] for part in ("--set", text)]

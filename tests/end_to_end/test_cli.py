@@ -99,7 +99,8 @@ def test_show_says_where_each_value_comes_from(letkd):
 def test_list_and_show_with_wrong_names(letkd, arguments, says):
     code, out, err = letkd(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"letkd: {says}") or says in err
+    assert err.startswith("letkd: ")
+    assert says in err
 
 
 def test_quick_train_and_compare(letkd, teacher, tmp_path):

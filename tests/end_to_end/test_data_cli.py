@@ -4,8 +4,7 @@ import pytest
 
 from letkd.distiller.student import load_student
 from letkd.models import save_weights
-from tests.trees import a_tree, spoil
-from tests.unit.test_imagenets import a_tiny_imagenet, an_imagenet
+from tests.support.trees import a_tiny_imagenet, a_tree, an_imagenet, spoil
 
 
 def row(printed: str, split: str) -> list[str]:

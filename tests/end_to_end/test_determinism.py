@@ -24,7 +24,7 @@ def words(*settings: str) -> list[str]:
     return [part for text in settings for part in ("--set", text)]
 
 
-def letkd(*arguments: object) -> subprocess.CompletedProcess:
+def in_a_process(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "letkd", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
@@ -60,7 +60,7 @@ def same(one: Path, two: Path) -> None:
 def test_two_fresh_processes_give_the_same_bits_and_another_seed_does_not(teacher, tmp_path):
     for out in ("one", "two"):
         given = ["--teacher-weights", teacher, "--seed", 3, "--deterministic", "--out", tmp_path / out]
-        done = letkd("train", "digits/tiny/letkd-2", *words(*SMALL), *given)
+        done = in_a_process("train", "digits/tiny/letkd-2", *words(*SMALL), *given)
         assert done.returncode == 0, done.stderr
     same(tmp_path / "one", tmp_path / "two")
     given = {"teacher.weights": str(teacher), "train.seed": 4}
@@ -86,11 +86,11 @@ def test_deterministic_reaches_torch_and_is_taken_back(tmp_path, monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_seeds_spread_over_processes_are_those_in_turn(teacher, tmp_path):
+def test_seeds_spread_over_processes_are_those_in_turn(letkd, teacher, tmp_path):
     arguments = ["train", "digits/tiny/letkd-1", *words(*SMALL), "--teacher-weights", teacher, "--trials", 3, "--jobs", 2]
-    done = letkd(*arguments, "--out", tmp_path / "spread")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("letKD-1") == 1
+    code, out, err = letkd(*arguments, "--out", tmp_path / "spread")
+    assert code == 0, err
+    assert out.count("letKD-1") == 1
     recipe = resolve("digits/tiny/letkd-1", overrides={"teacher.weights": str(teacher)}, settings=SMALL)
     assert [result.last_test for result in run_trials(recipe, tmp_path / "turn", 3)] == [
         numbers(tmp_path / "spread" / f"seed-{seed}")[1]["last_test"] for seed in range(3)

@@ -25,7 +25,7 @@ from letkd.models.mobilenetv2 import _half_block
 from letkd.models.shufflenet import DownUnit2, Unit2
 from letkd.models.wrn import PreActBlock
 from letkd.progress import set_quiet
-from tests.conftest import images
+from tests.support.pair import images
 
 ROOT = Path(__file__).parents[2]
 FACTS = Facts(num_classes=3, classes=("a", "b", "c"), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), size=(16, 16), input="uint8")

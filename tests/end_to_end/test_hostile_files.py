@@ -21,7 +21,7 @@ from letkd.deploy.process import ModelProcess
 from letkd.deploy.runners import open_model
 from letkd.distiller.student import FORMAT, save_student
 from letkd.errors import CheckpointError
-from tests import hostile
+from tests.support import hostile
 
 TRAIN = ["digits/tiny/letkd-1", "--quick", "--teacher", "resnet8_tiny"]
 # What each verb says of a file, by what it takes the file for.

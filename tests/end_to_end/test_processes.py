@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 import letkd.training.loop as loop
 from letkd.distributed.sync_bn import sync_batch_norms, unsync_batch_norms
@@ -21,17 +21,17 @@ from letkd.recipes import resolve
 from letkd.supervision.stats import ClassMoments, Reservoir
 from letkd.training.fabric import processes_from
 from letkd.training.trackers import scalars
-from tests.end_to_end.test_resume import MIXED, recipe_for, same_end, teacher  # noqa: F401 - a fixture
-from tests.end_to_end.test_unlabelled_runs import BOTH, images_alone, save_pictures
+from tests.support.runs import BOTH, MIXED, images_alone, recipe_for, same_end, save_pictures
 
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(HERE.parents[1]), *sys.path))}
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.support.two_processes"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))}
 EXACT = ("train.precision=64-true", "train.sync_bn=true")
 
 
 def torchrun(recipes: Path, out: Path, *deaths: str, restarts: int = 0) -> subprocess.CompletedProcess:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    command = [sys.executable, *launcher, str(HERE / "two_processes.py"), str(recipes), str(out), *deaths]
+    command = [sys.executable, *launcher, "-m", PROGRAM, str(recipes), str(out), *deaths]
     return subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
 
 
@@ -39,7 +39,7 @@ def srun(recipes: Path, out: Path) -> list[str]:
     """Two nodes of one process each, by the variables that SLURM's srun gives its tasks; what each said."""
     slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": "letkd", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
     slurm |= {"SLURM_NNODES": "2", "SLURM_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0"}
-    command = [sys.executable, str(HERE / "two_processes.py"), str(recipes), str(out)]
+    command = [sys.executable, "-m", PROGRAM, str(recipes), str(out)]
     tasks = []
     for rank in "01":
         own = {"SLURM_PROCID": rank, "SLURM_NODEID": rank, "RANK": rank}  # RANK is for the program, which names itself
@@ -55,7 +55,7 @@ def write_recipes(folder: Path, recipes: dict) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, teacher):  # noqa: F811
+def whole(tmp_path_factory, teacher):
     folder = tmp_path_factory.mktemp("processes")
     plain = {name: recipe_for(name, teacher) for name in ("ce", "crd", "letkd-2")}
     exact = {f"exact-{name}": recipe_for(name, teacher, *EXACT) for name in ("letkd-2", "tdd")}
@@ -74,6 +74,7 @@ def whole(tmp_path_factory, teacher):  # noqa: F811
     return folder, {**plain, **exact}
 
 
+@pytest.mark.storm
 def test_killed_processes_restart_and_end_with_the_same_bits(whole):
     """Each recipe loses one of its processes at a random moment, and the first in the middle of a random write, or about its renaming."""
     folder, _ = whole
@@ -134,7 +135,7 @@ def test_the_launchers_variables():
     assert processes_from({"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8"}) == (1, 1)  # within a job, not by srun
 
 
-def test_a_batch_that_cannot_be_shared_is_told(teacher):  # noqa: F811
+def test_a_batch_that_cannot_be_shared_is_told(teacher):
     recipe = resolve("digits/tiny/ce", settings=["data.batch_size=15"])
     with pytest.raises(RecipeError, match=r"data\.batch_size is 15, which cannot be divided evenly among 2 processes"):
         loop.train_loader(recipe, loop.read_data(recipe), rank=0, world=2)
@@ -142,7 +143,7 @@ def test_a_batch_that_cannot_be_shared_is_told(teacher):  # noqa: F811
 
 def in_two(work, tmp_path: Path) -> list:
     """What `work(rank)` returns in each of two processes."""
-    mp.spawn(_enter, args=(work, str(tmp_path)), nprocs=2)
+    spawn(_enter, args=(work, str(tmp_path)), nprocs=2)
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

@@ -1,7 +1,6 @@
 """Nothing is lost: runs that are killed, stopped, damaged or out of disk end with the same bits as runs that were not."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -18,70 +16,13 @@ import torch
 import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
-from letkd.models.weights import read_state_dict
 from letkd.progress import set_quiet
-from letkd.recipes import resolve
 from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.training.stop import polite_stop
-from tests.conftest import stop_after
-
-HERE = Path(__file__).parent
-SMALL = [
-    "data.fraction=0.05",
-    "data.batch_size=16",
-    "train.epochs=3",
-    "train.steps=3",
-    "student.model=resnet8_tiny",
-    "teacher.model=resnet14_tiny",
-]
-MIXED = ["data.augment=crop+randaugment", "data.erase=0.5", "data.mix=cutmix", "train.label_smoothing=0.1"]
+from tests.support.runs import MIXED, SMALL, recipe_for, same_end, stop_after, weather
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("teacher")
-    loop.train(resolve("digits/tiny/teacher", settings=SMALL), folder / "run")
-    return folder / "run" / "student.safetensors"
-
-
-def recipe_for(method, teacher, *settings):
-    given = {"teacher.weights": str(teacher), "teacher.model": "resnet14_tiny"}
-    if method == "ab":
-        given["phases"] = [{"epochs": 2, "weights": {"ce": 0.0, "ab": 1.0}}]
-    return resolve("digits/tiny", method=method, overrides=given, settings=[*SMALL, *settings])
-
-
-def same_end(one: Path, two: Path, *, pythons_stream: bool = False) -> None:
-    """The same weights, metrics, random streams and result, but for the time they took.
-
-    Args:
-        pythons_stream: compare it, too. Not within these tests' own process, where the type checks draw from it.
-    """
-    for name in ("student.safetensors", "best_on_validation.safetensors", f"last/{NAME}"):
-        a, b = (read_state_dict(path / name) for path in (one, two))
-        assert a.keys() == b.keys()
-        if not pythons_stream:
-            a.pop("random.python", None)
-        assert [key for key in a if not torch.equal(a[key], b[key])] == [], name
-    rows = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (one, two)]
-    rows.append(json.loads((one / "result.json").read_text()))
-    rows.append(json.loads((two / "result.json").read_text()))
-    for row in (*rows[0], *rows[1], *rows[2:]):
-        row.pop("seconds")
-    assert rows[0] == rows[1]
-    assert rows[2] == rows[3]
-
-
-def weather(recipe, folder: Path, seed: int) -> None:
-    """A run whole, and the same run killed again and again: the same bits."""
-    (folder / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
-    storm = [sys.executable, str(HERE / "kill_storm.py"), folder / "recipe.toml", folder, str(seed), "6"]
-    done = subprocess.run(storm, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout.split()[1]) >= 3, "hardly a storm"
-    same_end(folder / "whole", folder / "killed", pythons_stream=True)
-
-
+@pytest.mark.storm
 @pytest.mark.parametrize(("method", "seed"), [("ce", 1), ("letkd-2", 2), ("crd", 3), ("ab", 4)])
 def test_a_run_killed_anywhere_ends_with_the_same_bits(method, seed, teacher, tmp_path):
     weather(recipe_for(method, teacher), tmp_path, seed)
@@ -90,26 +31,24 @@ def test_a_run_killed_anywhere_ends_with_the_same_bits(method, seed, teacher, tm
 @pytest.mark.parametrize(
     ("method", "steps"), [("letkd-2", 1), ("letkd-2", 3), ("crd", 5), ("ab", 4), ("ab", 7), ("mlkd", 4), ("reviewkd", 5)]
 )
-def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, teacher, tmp_path, monkeypatch):
+def test_a_run_stopped_within_an_epoch_goes_on_at_the_next_step(method, steps, teacher, whole, tmp_path, monkeypatch):
     recipe = recipe_for(method, teacher)
-    loop.train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped, match=rf"stopped in epoch {1 + (steps - 1) // 3} of {5 if method == 'ab' else 3}"):
         loop.train(recipe, tmp_path / "stopped", on_step=stop_after(steps))
     torch.manual_seed(123)  # whatever happened in between
     loop.train(recipe, tmp_path / "stopped")
-    same_end(tmp_path / "whole", tmp_path / "stopped")
+    same_end(whole(recipe), tmp_path / "stopped")
 
 
 @pytest.mark.parametrize(
     "settings", [MIXED, ["data.augment=resized-crop+trivial", "data.mix=mixup"]], ids=["randaugment, cutmix", "trivial, mixup"]
 )
-def test_a_run_on_mixed_images_goes_on_at_the_next_step(settings, teacher, tmp_path, monkeypatch):
+def test_a_run_on_mixed_images_goes_on_at_the_next_step(settings, teacher, whole, tmp_path, monkeypatch):
     recipe = recipe_for("letkd-2", teacher, *settings)
-    loop.train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
         loop.train(recipe, tmp_path / "stopped", on_step=stop_after(5))
     loop.train(recipe, tmp_path / "stopped")
-    same_end(tmp_path / "whole", tmp_path / "stopped")
+    same_end(whole(recipe), tmp_path / "stopped")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -143,9 +82,8 @@ def test_a_second_ctrl_c_is_meant():
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone", "foreign"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teacher, tmp_path, monkeypatch, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teacher, whole, tmp_path, monkeypatch, capsys):
     recipe = recipe_for("crd", teacher)
-    loop.train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
         loop.train(recipe, tmp_path / "run", on_step=stop_after(7))
     last = tmp_path / "run" / "last" / NAME
@@ -163,7 +101,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, teache
     if damage != "gone":
         assert f"{last} is damaged" in told
         assert "the previous checkpoint is used" in told
-    same_end(tmp_path / "whole", tmp_path / "run")
+    same_end(whole(recipe), tmp_path / "run")
 
 
 def test_two_damaged_checkpoints_are_not_taken_for_a_new_run(teacher, tmp_path, monkeypatch):
@@ -176,7 +114,7 @@ def test_two_damaged_checkpoints_are_not_taken_for_a_new_run(teacher, tmp_path, 
         loop.train(recipe, tmp_path / "run")
 
 
-def test_a_full_disk_is_told_and_the_last_checkpoint_is_intact(teacher, tmp_path):
+def test_a_full_disk_is_told_and_the_last_checkpoint_is_intact(teacher, whole, tmp_path):
     """A real limit of the system on the size of files, between that of a row of metrics and that of a checkpoint."""
     recipe = recipe_for("ce", teacher, "train.epochs=4")
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump(exclude_none=True)))
@@ -201,8 +139,7 @@ loop.train(resolve(sys.argv[1]), sys.argv[2])
     assert "there is no space left for" in done.stderr
     assert "Free some space" in done.stderr
     loop.train(recipe, tmp_path / "run")
-    loop.train(recipe, tmp_path / "whole")
-    same_end(tmp_path / "whole", tmp_path / "run")
+    same_end(whole(recipe), tmp_path / "run")
 
 
 def test_a_folder_that_cannot_be_made(teacher, tmp_path):
@@ -211,7 +148,9 @@ def test_a_folder_that_cannot_be_made(teacher, tmp_path):
         loop.train(recipe_for("ce", teacher), tmp_path / "file" / "run")
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_and_the_checkpoint_before_it_is_kept(teacher, tmp_path, monkeypatch):
+def test_a_gradient_that_is_not_finite_stops_the_run_and_the_checkpoint_before_it_is_kept(
+    teacher, whole, tmp_path, monkeypatch
+):
     recipe = recipe_for("letkd-1", teacher)
     forward = loop.Distiller.forward
     calls = []
@@ -231,8 +170,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_the_checkpoint_before_i
         ):
             loop.train(recipe, tmp_path / "run")
     loop.train(recipe, tmp_path / "run")
-    loop.train(recipe, tmp_path / "whole")
-    same_end(tmp_path / "whole", tmp_path / "run")
+    same_end(whole(recipe), tmp_path / "run")
 
 
 def test_clipping_bounds_the_gradient(teacher, tmp_path, monkeypatch):
@@ -253,16 +191,15 @@ def test_clipping_bounds_the_gradient(teacher, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["finished", "half-way", "between"])
-def test_a_run_extended_ends_as_if_planned_so(moment, teacher, tmp_path, monkeypatch):
+def test_a_run_extended_ends_as_if_planned_so(moment, teacher, whole, tmp_path, monkeypatch):
     schedule = ("optim.milestones=[1]", "methods.kd.T=4.0")
     longer = recipe_for("kd", teacher, *schedule, "train.epochs=4")
-    loop.train(longer, tmp_path / "whole")
     with pytest.raises(Stopped) if moment == "half-way" else nullcontext():
         loop.train(recipe_for("kd", teacher, *schedule), tmp_path / "run", on_step=stop_after(5 if moment == "half-way" else 0))
     if moment == "between":  # killed after the old result was removed, before the new recipe was written
         (tmp_path / "run" / "result.json").unlink()
     assert loop.train(longer, tmp_path / "run").epochs == 4
-    same_end(tmp_path / "whole", tmp_path / "run")
+    same_end(whole(longer), tmp_path / "run")
 
 
 def test_a_run_whose_rates_would_be_others_is_not_extended(teacher, tmp_path):

@@ -16,7 +16,7 @@ import letkd.training.loop as loop
 from letkd.models import create_model
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from tests.trees import a_tree
+from tests.support.trees import a_tree
 
 SMALL = [
     "data.fraction=0.05",

@@ -18,7 +18,7 @@ from letkd.recipes import list_methods, resolve
 from letkd.runs.checkpoint import NAME
 from letkd.runs.evaluation import evaluate
 from letkd.training.trials import run_trials
-from tests.conftest import a_net
+from tests.support.pair import a_net
 
 NONE = torch.zeros(0, dtype=torch.int64)
 SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "data.batch_size=16"]

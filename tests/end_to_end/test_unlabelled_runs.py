@@ -5,28 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 import letkd.training.loop as loop
-from letkd.data import load_data
 from letkd.distiller.student import load_student, read_header
 from letkd.errors import DataError, RecipeError, Stopped, UnsupportedPair
 from letkd.layer import KDLayer
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.training.build import build_distiller, fit, read_data
-from tests.conftest import stop_after
-from tests.end_to_end.test_resume import SMALL, recipe_for, same_end, teacher  # noqa: F401 - a fixture
-
-BOTH = ("data.unlabelled=rest", "data.unlabelled_share=0.7")
-
-
-def save_pictures(folder: Path, n: int = 48) -> Path:
-    """Digits as files, without their labels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for k, image in enumerate(load_data("digits").train.images[:n]):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
-    return folder
+from tests.support.runs import ALONE, BOTH, images_alone, recipe_for, same_end, save_pictures, stop_after
 
 
 @pytest.fixture(scope="module")
@@ -34,38 +21,19 @@ def pictures(tmp_path_factory):
     return save_pictures(tmp_path_factory.mktemp("pictures"))
 
 
-ALONE = ["data.size=32", "data.augment=none", "data.workers=0", "data.batch_size=16", "train.epochs=2", "train.steps=2"]
-
-
-def images_alone(method, teacher, pictures, *settings):  # noqa: F811
-    overrides = {
-        "data.name": "images",
-        "data.root": str(pictures),
-        "student.model": "resnet8_tiny",
-        "teacher.model": "resnet14_tiny",
-        "teacher.weights": str(teacher),
-    }
-    small = [f"methods.letkd.sites.{role}.supervision.K=4" for role in ROLES.get(method, ())]
-    return resolve(None, method=method, overrides=overrides, settings=[*ALONE, *small, *settings])
-
-
-ROLES = {"letkd-1": ["penultimate"], "letkd-2": ["intermediate", "penultimate"]}
-
-
 # ------------------------------------------------------------------------------------------------ beside labelled images
 
 
 @pytest.mark.parametrize("cached", [(), ("train.cache_views=2",)])
-def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached, teacher, tmp_path):  # noqa: F811
+def test_a_stopped_run_with_both_kinds_of_images_ends_with_the_same_bits(cached, teacher, whole, tmp_path):
     recipe = recipe_for("letkd-2", teacher, *BOTH, *cached)
-    loop.train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
         loop.train(recipe, tmp_path / "stopped", on_step=stop_after(4))
     loop.train(recipe, tmp_path / "stopped")
-    same_end(tmp_path / "whole", tmp_path / "stopped")
+    same_end(whole(recipe), tmp_path / "stopped")
 
 
-def test_a_cache_gives_the_labels_that_steps_without_it_give(teacher, tmp_path):  # noqa: F811
+def test_a_cache_gives_the_labels_that_steps_without_it_give(teacher, tmp_path):
     from letkd.distiller.cache import TeacherCache
     from letkd.training.build import train_loader
 
@@ -82,7 +50,7 @@ def test_a_cache_gives_the_labels_that_steps_without_it_give(teacher, tmp_path):
     torch.testing.assert_close(cached, plain, rtol=1e-3, atol=1e-3)  # K-means labels in half precision
 
 
-def test_training_accuracy_is_of_labelled_images(teacher, tmp_path):  # noqa: F811
+def test_training_accuracy_is_of_labelled_images(teacher, tmp_path):
     result = loop.train(recipe_for("kd", teacher, *BOTH, "train.epochs=1"), tmp_path)
     row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert row["train_top1"] * 15 / 100 == pytest.approx(round(row["train_top1"] * 15 / 100))  # three steps of five images
@@ -92,7 +60,7 @@ def test_training_accuracy_is_of_labelled_images(teacher, tmp_path):  # noqa: F8
 # ------------------------------------------------------------------------------------------------ images alone
 
 
-def test_from_images_alone_to_a_classifier(letkd, teacher, pictures, tmp_path):  # noqa: F811
+def test_from_images_alone_to_a_classifier(letkd, teacher, pictures, tmp_path):
     small = [part for text in [*ALONE, "methods.letkd.sites.penultimate.supervision.K=4"] for part in ("--set", text)]
     networks = ["--teacher", "resnet14_tiny", "--teacher-weights", teacher, "--student", "resnet8_tiny"]
     code, out, err = letkd(
@@ -128,7 +96,7 @@ def test_from_images_alone_to_a_classifier(letkd, teacher, pictures, tmp_path): 
     torch.testing.assert_close(fine.state_dict()["conv1.weight"], before["conv1.weight"], rtol=1e-3, atol=1e-3)
 
 
-def test_a_stopped_run_of_images_alone_ends_with_the_same_bits(teacher, pictures, tmp_path):  # noqa: F811
+def test_a_stopped_run_of_images_alone_ends_with_the_same_bits(teacher, pictures, tmp_path):
     recipe = images_alone("letkd-1", teacher, pictures)
     whole = loop.train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
@@ -139,7 +107,7 @@ def test_a_stopped_run_of_images_alone_ends_with_the_same_bits(teacher, pictures
 
 
 @pytest.mark.parametrize("method", ["kd", "crd", "fitnet", "quest"])
-def test_methods_that_need_no_label_learn_from_images_alone(method, teacher, pictures, tmp_path):  # noqa: F811
+def test_methods_that_need_no_label_learn_from_images_alone(method, teacher, pictures, tmp_path):
     settings = {"crd": ["methods.crd.K=8"], "quest": ["methods.quest.sites.penultimate.supervision.K=4"]}.get(method, [])
     result = loop.train(images_alone(method, teacher, pictures, "train.epochs=1", *settings), tmp_path)
     assert set(result.held_out) == {"kd": {"kd"}, "crd": set(), "fitnet": {"fitnet"}, "quest": {"kd/penultimate"}}[method]
@@ -152,7 +120,7 @@ def test_methods_that_need_no_label_learn_from_images_alone(method, teacher, pic
 @pytest.mark.parametrize(
     ("method", "why"), [("letkd-2", "are sub-classes of the classes"), ("dkd", "its target is the class"), ("tdd", "its trees")]
 )
-def test_methods_that_need_labels_say_so(method, why, teacher, pictures):  # noqa: F811
+def test_methods_that_need_labels_say_so(method, why, teacher, pictures):
     recipe = images_alone(method, teacher, pictures)
     with pytest.raises(UnsupportedPair, match=rf"cannot learn from images, which has no labels: .*{why}.*; use a method that"):
         build_distiller(recipe, read_data(recipe))
@@ -175,7 +143,7 @@ def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):
         resolve("digits/tiny", method=method, settings=settings)
 
 
-def test_a_probe_without_labels_is_told_before_training(teacher, pictures, tmp_path):  # noqa: F811
+def test_a_probe_without_labels_is_told_before_training(teacher, pictures, tmp_path):
     recipe = images_alone("kd", teacher, pictures, "probe.name=images", f"probe.root={str(pictures)!r}")
     with pytest.raises(DataError, match="a probe needs labelled training and test images, and images lacks them"):
         loop.train(recipe, tmp_path / "run")

@@ -1,11 +1,11 @@
 """The Lightning example, in a process that has Lightning: `test_examples.py` starts it."""
 
-import pytorch_lightning as pl
+import pytorch_lightning as pl  # pyright: ignore[reportMissingImports]
 import torch
 from torch.utils.data import DataLoader
 
 import letkd
-from tests.examples.test_examples import names, script
+from tests.support.examples import names, script
 
 
 def test_it_trains_and_keeps_no_teacher(monkeypatch, tmp_path):

@@ -11,22 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import letkd
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def script(name: str, monkeypatch):
-    """An example as a module, found beside its siblings as `python examples/….py` would find them."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.delitem(sys.modules, "plain_pytorch", raising=False)
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def names(model: torch.nn.Module) -> set[str]:
-    return {type(module).__name__ for module in model.modules()}
+from tests.support.examples import EXAMPLES, names, script
 
 
 def test_every_example_is_short_and_tested():

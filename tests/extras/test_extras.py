@@ -15,8 +15,8 @@ from letkd.errors import LetkdError
 from letkd.models import create_model, save_weights
 from letkd.models.cost import macs, parameters
 from letkd.taps import as_logits, probe
-from tests.conftest import images
-from tests.extras import networks as small  # it also makes torchvision import
+from tests.support import networks as small  # it also makes torchvision import
+from tests.support.pair import images
 
 
 def needs(library: str) -> None:
@@ -184,7 +184,7 @@ def saved(tmp_path):
 
     def save(kind="ViTConfig", classes=("red", "blue", "green"), size=32):
         needs("transformers")
-        import transformers
+        import transformers  # pyright: ignore[reportMissingImports]
 
         labels = dict(enumerate(classes))
         config = getattr(transformers, kind)(**SMALL[kind], id2label=labels, label2id={name: k for k, name in labels.items()})

@@ -23,7 +23,7 @@ HEAVY = "make test-extras installs it"
 SMALL = [*("data.fraction=0.05", "train.steps=2", "train.epochs=8", "data.workers=0"), "student.model=resnet8_tiny"]
 TEACHER = "teacher.model=resnet8_tiny"
 ROWS = ("ce", "kd")
-SEEDS = 6 if importlib.util.find_spec("ray") else 2  # twelve runs by make test-extras; four, for time, by make test
+SEEDS = 6 if importlib.util.find_spec("ray") else 1  # twelve runs by make test-extras; two, for time, by make test
 RUNS = [f"{row}/seed-{seed}" for row in ROWS for seed in range(SEEDS)]
 COMPARE = [*("compare", "digits/tiny", "--methods", ",".join(ROWS), "--trials", str(SEEDS))]
 COMPARE += [part for text in (*SMALL, TEACHER) for part in ("--set", text)]

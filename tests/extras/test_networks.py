@@ -12,7 +12,7 @@ from letkd.errors import UnsupportedPair
 from letkd.layer.folded import fold_student
 from letkd.taps import as_logits
 from letkd.taps.layouts import Tokens
-from tests.extras.networks import METHODS, NETWORKS, C, batches, distiller, run, size_of
+from tests.support.networks import METHODS, NETWORKS, C, batches, distiller, run, size_of
 
 TOKENS = [name for name in NETWORKS if name.endswith(("vit", "distilled", "reg", "dinov2", "siglip")) and "mobile" not in name]
 PREFIX = {"timm_deit_distilled": 2, "timm_dinov2_reg": 5, "transformers_dinov2_reg": 5, "transformers_siglip": 0}

@@ -122,23 +122,23 @@ def one_of_two_killed(given: Sequence[object], out: str, trials: int, cwd: Path,
 def test_two_processes_one_killed_end_with_all_trials_and_the_best_of_one_process(tmp_path):
     """With random proposals and no pruning a trial depends on seed and number alone, so the best is the same."""
     given = [*GIVEN, "--sampler", "random", "--pruner", "none"]
-    alone = started(*given, "--trials", 20, "--out", "alone", cwd=tmp_path)
+    alone = started(*given, "--trials", 8, "--out", "alone", cwd=tmp_path)
     _, err = alone.communicate(timeout=900)
     assert alone.returncode == 0, err
-    number, err = one_of_two_killed(given, "two", 20, tmp_path, epochs=3)
+    number, err = one_of_two_killed(given, "two", 8, tmp_path, epochs=3)
     one, two = ({t.number: (t.params, t.value, t.state.name) for t in trials_of(tmp_path / name)} for name in ("alone", "two"))
-    assert len(two) == 20
+    assert len(two) == 8
     assert two == one, f"trial {number} was killed"
     assert read_study(tmp_path / "two").best == read_study(tmp_path / "alone").best
     assert "may find another best" not in err
 
 
 def test_trials_in_jobs_and_with_halving(letkd, tmp_path):
-    code, _, err = letkd(*GIVEN, "--trials", 5, "--out", "study", "--jobs", 2, "--set", "train.epochs=4")
+    code, _, err = letkd(*GIVEN, "--trials", 3, "--out", "study", "--jobs", 2, "--set", "train.epochs=4")
     assert code == 0, err
     study = read_study(tmp_path / "study")
     assert {record.state for record in study.trials} <= {"COMPLETE", "PRUNED"}
-    assert len(study.trials) == 5
+    assert len(study.trials) == 3
     for record in study.trials:
         rows = RunFolder(tmp_path / "study" / "trials" / f"trial-{record.number:04}").rows()
         assert (len(rows), rows[-1]["val_top1"]) == (record.epochs, record.last)

@@ -73,7 +73,7 @@ def server(tmp_path, monkeypatch):
 
 
 def test_mlflow_has_the_numbers_of_the_log(server, tmp_path, said):
-    import mlflow
+    import mlflow  # pyright: ignore[reportMissingImports]
 
     stopped_and_resumed(tmp_path / "run", "mlflow")
     client = mlflow.MlflowClient(server)
@@ -99,7 +99,7 @@ def test_a_server_that_is_not_there_stops_nothing(tmp_path, monkeypatch, said):
 
 def records(path: Path):
     """The records of a .wandb file: LevelDB's log format behind a header of seven bytes."""
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto import wandb_internal_pb2  # pyright: ignore[reportMissingImports]
 
     data, at, part = path.read_bytes(), 7, b""
     assert data[:4] == b":W&B"

@@ -17,7 +17,7 @@ from letkd.methods.simkd import FrozenLinear, Projector, SimKD, simkd_loss
 from letkd.models import create_model
 from letkd.recipes import resolve
 from letkd.taps import Tap
-from tests.conftest import SIZE, Net, a_net, a_stream, a_teacher, images, same_state, steps
+from tests.support.pair import SIZE, Net, a_net, a_stream, a_teacher, images, same_state, steps
 
 TAPS: dict[str, Tap | str] = {
     "stem": "first",

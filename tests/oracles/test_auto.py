@@ -10,7 +10,7 @@ from letkd.errors import FitError
 from letkd.methods import letkd1
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.auto import auto_K, mean_perplexity, tau_for
-from tests.conftest import SIZE, TAPS, a_stream, a_student, a_teacher, features, same_state
+from tests.support.pair import SIZE, TAPS, a_stream, a_student, a_teacher, features, same_state
 
 
 def distances(n=50, K=9, *, scale=1.0):

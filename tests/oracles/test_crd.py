@@ -24,7 +24,7 @@ from letkd.methods.kd import KD
 from letkd.recipes import resolve
 from letkd.supervision.crd_bank import CRDBank, draw_distinct
 from letkd.taps import Tap
-from tests.conftest import SIZE, a_distiller, a_stream, same_state, steps
+from tests.support.pair import SIZE, a_distiller, a_stream, same_state, steps
 
 TAPS: dict[str, Tap | str] = {"pooled": Tap("fc", io="input"), "penultimate": "last"}
 every_pair = pytest.mark.parametrize("pair", ["equal", "unequal"])
@@ -335,6 +335,7 @@ def test_what_turned_to_nan_does_not_stay_in_the_banks():
     assert bank.Z_S_ == 0  # that of the teacher's anchors: not fixed yet
 
 
+@pytest.mark.processes
 def test_two_processes_keep_one_memory(tmp_path):
     """Each sees half of the batch; both end with the banks, and in the mean with the loss, of one that sees it all."""
     script = """

@@ -22,7 +22,7 @@ from letkd.methods.sp import SP, sp_loss
 from letkd.methods.vid import VID, predictor, vid_loss
 from letkd.models import create_model
 from letkd.recipes import Recipe, resolve
-from tests.conftest import SIZE, C, Net, a_distiller, a_stream, steps
+from tests.support.pair import SIZE, C, Net, a_distiller, a_stream, steps
 
 STAGES = {"stage1": "first", "stage2": "last.0", "stage3": "last"}
 CLASSES: dict[str, type[Method]] = dict(REGISTRY) | {cls.name: cls for cls in (FitNet, AT, SP, VID, DKD)}

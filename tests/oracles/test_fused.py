@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from letkd.distributed.sync_bn import sync_batch_norms
@@ -20,7 +20,8 @@ from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
 from letkd.supervision.labels import Entries, Rows, Table, label_kl
 from letkd.taps import Tap, Taps
-from tests.conftest import METHODS, a_distiller, a_stream, same_state, steps
+from tests.support.methods import METHODS
+from tests.support.pair import a_distiller, a_stream, same_state, steps
 
 d, K = 5, 11
 
@@ -126,7 +127,8 @@ def test_running_statistics_as_a_plain_average():
     plain.bn.momentum = twin.bn.momentum = None
     for _ in range(3):
         x = a_map()
-        plain(x), twin(x)
+        plain(x)
+        twin(x)
     assert int(twin.bn.num_batches_tracked) == 3
     torch.testing.assert_close(twin.bn.running_var, plain.bn.running_var, **EXACT)
     torch.testing.assert_close(twin.bn.running_mean, plain.bn.running_mean, **EXACT)
@@ -222,6 +224,7 @@ def test_no_tensor_has_a_score_for_every_pixel_and_template(method):
 PIXELWISE = [name for name, make in METHODS.items() if isinstance(make(), PerPixelMethod)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIXELWISE)
 @pytest.mark.parametrize("pair", ["equal", "unequal"])
 def test_a_fused_distiller_trains_as_a_plain_one(name, pair):
@@ -315,12 +318,14 @@ def halves() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def weights() -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.sin(9 * x) for x in halves())
+    one, two = halves()
+    return torch.sin(9 * one), torch.sin(9 * two)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("torchs_own", [False, True])
 def test_statistics_of_all_processes_are_those_of_the_whole_batch(tmp_path, torchs_own):
-    mp.spawn(in_step, args=(str(tmp_path / "meet"), str(tmp_path), torchs_own), nprocs=2)
+    spawn(in_step, args=(str(tmp_path / "meet"), str(tmp_path), torchs_own), nprocs=2)
     told = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     torch.manual_seed(0)
     plain, _ = layers()

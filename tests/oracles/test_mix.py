@@ -15,8 +15,8 @@ from letkd.distiller import Distiller
 from letkd.errors import DataError, LetkdError, UnsupportedPair
 from letkd.methods import CRD, DKD, KD, TDD, letkd1, letkd2
 from letkd.methods.dkd import dkd_loss
-from tests.conftest import a_distiller, a_student
-from tests.oracles.test_operations import OneDevice, by_pillow
+from tests.support.pair import a_distiller, a_student
+from tests.support.pillow import OneDevice, by_pillow
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 
@@ -68,7 +68,7 @@ def test_shares_come_from_beta(alpha):
 
 
 def test_boxes_of_cutmix_follow_the_definition():
-    g, draws = torch.Generator().manual_seed(0), []
+    g, draws, inside = torch.Generator().manual_seed(0), [], 0
     for _ in range(2000):
         share, (rows, cols) = Mix("cutmix").draw(20, 30, g)
         height, width = rows.stop - rows.start, cols.stop - cols.start
@@ -76,8 +76,10 @@ def test_boxes_of_cutmix_follow_the_definition():
         assert 0 <= cols.start <= cols.stop <= 30
         assert share == pytest.approx(1 - height * width / 600)
         if rows.start > 0 and rows.stop < 20 and cols.start > 0 and cols.stop < 30:
+            inside += 1
             assert abs(width - 1.5 * height) <= 3  # of the image's shape, each half side rounded down
         draws.append((share, (rows.start + rows.stop) / 2, (cols.start + cols.stop) / 2))
+    assert inside > 100
     share, y, x = np.array(draws).T
     assert abs(y.mean() - 10) < 0.7
     assert abs(x.mean() - 15) < 1.0
@@ -201,7 +203,7 @@ def mixed_batch(lam: float = 0.7) -> Batch:
 
 def soft_cross_entropy(logits: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
     """−1/b Σ_i Σ_c q_ic log p_ic with q = (1 − ε) one-hot(y) + ε/C, by loops in float64."""
-    p, total = logits.double().softmax(dim=1), 0.0
+    p, total = logits.double().softmax(dim=1), torch.zeros((), dtype=torch.float64)
     b, C = p.shape
     for i in range(b):
         for c in range(C):

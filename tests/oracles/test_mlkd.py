@@ -16,7 +16,7 @@ from letkd.errors import DataError, LetkdError
 from letkd.methods import KD, MLKD, Method
 from letkd.methods.base import View
 from letkd.methods.mlkd import mlkd_terms
-from tests.conftest import a_distiller, a_stream
+from tests.support.pair import a_distiller, a_stream
 
 b, C = 7, 5  # odd, so that a median is one of the values
 

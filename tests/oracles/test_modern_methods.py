@@ -19,7 +19,7 @@ from letkd.methods.reviewkd import Fusion, hcl_loss
 from letkd.methods.srd import srd_loss
 from letkd.models import create_model
 from letkd.recipes import resolve
-from tests.conftest import TAPS, a_distiller, a_net, a_stream, a_teacher, images
+from tests.support.pair import TAPS, a_distiller, a_net, a_stream, a_teacher, images
 
 b, C = 6, 7
 

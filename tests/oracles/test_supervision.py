@@ -19,7 +19,7 @@ from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSuperv
 from letkd.supervision.kmeans import soft_assign
 from letkd.supervision.stats import ClassMoments, MiniBatches, Reservoir, kmeans, nearest_centre
 from letkd.supervision.subclass import transition_scores
-from tests.conftest import C, features, in_batches
+from tests.support.pair import C, features, in_batches
 
 # ------------------------------------------------------------------------------------------------ soft assignment
 

@@ -17,7 +17,7 @@ from letkd.recipes import resolve
 from letkd.supervision.artefacts import Origin, path_of
 from letkd.supervision.tree import ClassTree, cut_tree, knn_purity, tree_nodes, ward_tree
 from letkd.taps import Tap
-from tests.conftest import SIZE, C, a_distiller, a_stream, features, in_batches, same_state, steps
+from tests.support.pair import SIZE, C, a_distiller, a_stream, features, in_batches, same_state, steps
 
 TAPS: dict[str, Tap | str] = {"stage1": "first", "stage2": "last.0", "stage3": "last"}
 every_pair = pytest.mark.parametrize("pair", ["equal", "unequal"])

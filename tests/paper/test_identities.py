@@ -14,7 +14,7 @@ from letkd.functional import pixel_kl, pixels
 from letkd.layer import KDLayer
 from letkd.methods import KD, LetKD, Site, letkd1, letkd2, quest
 from letkd.supervision import KMeansSupervision, SubclassSupervision
-from tests.conftest import C, a_distiller, a_stream, a_student, features, images
+from tests.support.pair import C, a_distiller, a_stream, a_student, features, images
 
 # ------------------------------------------------------------------------------------------------ α = 0
 

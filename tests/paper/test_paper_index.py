@@ -5,18 +5,15 @@ import re
 import tokenize
 import tomllib
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from letkd.methods import METHODS
 from letkd.models import list_models
-from letkd.recipes import Recipe, resolve
+from letkd.recipes import resolve
+from tests.support.source import CODE, ROOT, SETTING, SOURCE, TEST, definitions, missing, text_of, with_setting
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "letkd"
 PAGE = ROOT / "docs" / "paper.md"
 
 # What the paper numbers: by LaTeX's counters, three sections of equations and the appendix.
@@ -27,17 +24,7 @@ TABLES, FIGURES = range(1, 11), range(1, 6)
 
 TAG = r"(?:\((?:\d|A)\.\d+\)|Alg\. \d(?:, (?:offline|online))?|section \d(?:\.\d)*|supplement \d(?:\.\d)*)"
 COMMENT = re.compile(rf"# (?P<tags>{TAG}(?:; {TAG})*)(?:: \S.*)?")
-CODE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|toml)): ([\w.]+)`")
-TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 CELL = re.compile(r"`([a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+)`")
-SETTING = re.compile(r"`(?:([\w-]+): )?([a-z]\w*(?:\.[\w/]+)+ = [^`]+)`")
-
-PAIR = "cifar100/rn56-rn20"
-
-
-@cache
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def table_under(heading: str, page: Path = PAGE) -> list[list[str]]:
@@ -54,21 +41,6 @@ def table_under(heading: str, page: Path = PAGE) -> list[list[str]]:
 
 INDEX = "From the paper to its lines and tests"
 ARGUED = "Argued in the paper, not computed here"
-
-
-@cache
-def definitions(path: Path) -> dict[str, ast.AST]:
-    """Functions and classes of a file by their qualified name."""
-    found: dict[str, ast.AST] = {}
-
-    def walk(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                found[prefix + child.name] = child
-                walk(child, f"{prefix}{child.name}.")
-
-    walk(ast.parse(text_of(path)), "")
-    return found
 
 
 def comments() -> list[tuple[Path, int, str]]:
@@ -99,41 +71,6 @@ def tags_in_source() -> dict[str, set[str]]:
 
 def first_tags(cell: str) -> list[str]:
     return re.findall(rf"`({TAG})`", cell)
-
-
-def missing(page: Path) -> list[str]:
-    """The code, tests, cells and settings that a page names and that are not there."""
-    text, wrong = text_of(page), []
-    for file, name in CODE.findall(text):
-        path = SOURCE / file
-        if not path.exists():
-            wrong.append(file)
-        elif path.suffix == ".toml":
-            if value_at(tomllib.loads(text_of(path)), name) is None:
-                wrong.append(f"{file}: {name}")
-        elif name not in definitions(path):
-            wrong.append(f"{file}: {name}")
-    for file, name in TEST.findall(text):
-        if not (ROOT / file).exists() or name not in definitions(ROOT / file):
-            wrong.append(f"{file}::{name}")
-    return wrong
-
-
-def value_at(table: Any, key: str) -> Any:
-    """The value under a dotted key of a recipe or of a table; None where there is none."""
-    for part in key.split("."):
-        table = table.get(part) if isinstance(table, dict) else getattr(table, part, None)
-    return table
-
-
-def with_setting(setting: str, method: str) -> tuple[Recipe, Any, Any]:
-    """The recipe with a `key = value`, the value it then has there, and the one it had; refused keys raise."""
-    key = setting.partition(" = ")[0]
-    before = resolve(f"{PAIR}/{method}")
-    after = resolve(f"{PAIR}/{method}", settings=[setting])
-    for name, table in after.methods.items():
-        METHODS[name].from_recipe(table)
-    return after, value_at(after, key), value_at(before, key)
 
 
 def test_a_comment_that_names_a_place_of_the_paper_begins_with_its_tag():

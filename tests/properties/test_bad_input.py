@@ -29,7 +29,7 @@ from letkd.errors import DataError, LetkdError, Stopped
 from letkd.models.weights import read_state_dict
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
-from tests.conftest import stop_after
+from tests.support.runs import stop_after
 
 
 def fuzz(n: int) -> settings:
@@ -71,7 +71,7 @@ def letkd(*arguments: object) -> tuple[int, str, str]:
             main()
         code = 0
     except SystemExit as stop:
-        code = stop.code or 0
+        code = int(stop.code or 0)
     finally:
         sys.argv = argv
         set_quiet(True)

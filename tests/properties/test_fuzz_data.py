@@ -1,8 +1,8 @@
-"""Some cases of the fuzz of data files and recipes; `python -m tests.properties.fuzz_data 4000` runs more."""
+"""Some cases of the fuzz of data files and recipes; `python -m tests.support.fuzz_data 4000` runs more."""
 
 import pytest
 
-from tests.properties.fuzz_data import CASES, run
+from tests.support.fuzz_data import CASES, run
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.properties.fuzz_models import KINDS, fuzz
+from tests.support.fuzz_models import KINDS, fuzz
 
 
 @pytest.mark.parametrize(("suffix", "cases", "opened"), [(".safetensors", 60, True), (".pth", 60, True), (".onnx", 6, False)])

@@ -1,10 +1,10 @@
-"""Damaged run folders, a few of the cases of run_folder_fuzz.py: each command is done or says one sentence."""
+"""Damaged run folders, a few of the cases of tests/support/fuzz_runs.py: each command is done or says one sentence."""
 
 import shutil
 
 import pytest
 
-from tests.properties.run_folder_fuzz import OTHERS, READS, TENSORS, TEXTS, VERBS, letkd, make_ground, run_case
+from tests.support.fuzz_runs import OTHERS, READS, TENSORS, TEXTS, VERBS, letkd, make_ground, run_case
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """Finished runs to report on, made once for all test processes, and a browser."""
 
-import fcntl
 import io
 import json
-import shutil
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
@@ -11,23 +9,11 @@ import pytest
 
 from letkd.cli.main import app
 from letkd.training.trials import compare
-from tests.report.browser import Browser
+from tests.support.browser import Browser
+from tests.support.runs import made_once
 
 METHODS = ["ce", "kd", "quest", "letkd-2"]
 SMALL = ["train.epochs=2", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make) -> Path:
-    """A folder that the first test process to ask for it makes; the others wait and find it."""
-    shared = factory.getbasetemp().parent if factory.getbasetemp().name.startswith("popen-") else factory.getbasetemp()
-    folder = shared / name
-    with (shared / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / f"{name}.done").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            make(folder)
-            (shared / f"{name}.done").touch()
-    return folder
 
 
 def _make(folder: Path) -> None:

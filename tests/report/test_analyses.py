@@ -14,7 +14,7 @@ from letkd.report.analyses import ANALYSES, as_chart, as_grid, find_analysis
 from letkd.report.charts import draw
 from letkd.report.geometry import geometry, pooled
 from letkd.report.layer_cost import layer_cost, medians, with_layer
-from tests.conftest import SIZE, C, a_distiller, a_stream
+from tests.support.pair import SIZE, C, a_distiller, a_stream
 
 # Printed by the paper, or read off its plot, from its tables' first row to the last.
 PRINTED = {

@@ -15,7 +15,7 @@ from letkd.report.collect import Group, Run
 from letkd.report.curves import curves, health_charts
 from letkd.report.features import correlation_difference, draw_differences, draw_planes, outputs, project
 from letkd.runs.evaluation import Predictions, predict
-from tests.conftest import Net, a_stream
+from tests.support.pair import Net, a_stream
 
 
 def group(method: str, *seeds: list[dict]) -> Group:

@@ -11,7 +11,7 @@ from letkd.inspect import sites
 from letkd.inspect.health import health
 from letkd.methods import KD, LetKD, Site, letkd1, letkd2, quest
 from letkd.supervision import KMeansSupervision
-from tests.conftest import a_distiller, a_stream, same_state
+from tests.support.pair import a_distiller, a_stream, same_state
 
 LAYER = {"templates", "used", "dead", "discarded", "added", "scale_omega", "scale_nu", "entropy_S", "entropy_T", "agreement"}
 

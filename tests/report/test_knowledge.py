@@ -10,7 +10,7 @@ from letkd.methods import LetKD, Site, letkd2, quest
 from letkd.report.knowledge import OTHER, knowledge
 from letkd.report.knowledge_pictures import as_json, draw_knowledge, hue
 from letkd.supervision import ConvSupervision
-from tests.conftest import SIZE, C, a_distiller, a_stream
+from tests.support.pair import SIZE, C, a_distiller, a_stream
 
 
 def a_data() -> Dataset:

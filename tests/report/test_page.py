@@ -13,8 +13,8 @@ from letkd.report.knowledge import knowledge
 from letkd.report.opened import RunOpener
 from letkd.report.write import write_report
 from letkd.runs.folder import RunFolder
-from tests.report.browser import Browser
-from tests.report.test_tables import a_run
+from tests.support.browser import Browser
+from tests.support.runs import a_run
 
 
 @pytest.fixture

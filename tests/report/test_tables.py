@@ -4,13 +4,12 @@ import csv
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from letkd.errors import RunError, UnsupportedPair
 from letkd.methods import KD, METHODS
-from letkd.recipes import list_methods, resolve
+from letkd.recipes import list_methods
 from letkd.report.collect import find_groups
 from letkd.report.curves import training
 from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
@@ -18,21 +17,11 @@ from letkd.report.paper import ORDER, named_methods, paper_results, table_positi
 from letkd.report.tables import as_markdown as rows_as_markdown
 from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
-from letkd.runs.records import Result
 from letkd.runs.results import Row
 from letkd.training.trials import compare
+from tests.support.runs import a_run
 
 PAIR = "cifar100/rn56-rn20"
-
-
-def a_run(folder: Path, cell: str, test: float | None, *, seed: int = 0, settings: tuple[str, ...] = (), **overrides) -> None:
-    """A run folder as a finished run leaves it, without networks."""
-    recipe = resolve(cell, settings=settings, overrides={"train.seed": seed, **overrides})
-    run = RunFolder(folder, recipe)
-    with run.begin():
-        run.log({"epoch": 1, "lr": 0.05, "train_top1": 1.0, "loss": 2.0, "ce": 2.0, "val_top1": None, "seconds": 1.0})
-        if test is not None:
-            run.finish(Result(test, 99.0, None, None, None, test + 1, 1000, 1, 7200.0))
 
 
 def test_averages_of_the_weights_have_a_column_of_their_own(tmp_path):

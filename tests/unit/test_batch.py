@@ -9,7 +9,7 @@ from letkd.distiller import Distiller
 from letkd.errors import DataError
 from letkd.methods import letkd1
 from letkd.runs.evaluation import evaluate
-from tests.conftest import SIZE, a_distiller, a_stream, a_student
+from tests.support.pair import SIZE, a_distiller, a_stream, a_student
 
 X, Y = a_stream()[0].x, a_stream()[0].y
 ONE_HOT = torch.eye(3)[Y]

@@ -19,7 +19,7 @@ from letkd.errors import (
 from letkd.methods import KD, QUEST, LetKD, Site, letkd1, letkd2, quest
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap
-from tests.conftest import SIZE, TAPS, C, a_distiller, a_net, a_stream, a_student, a_teacher, features, images, same_state
+from tests.support.pair import SIZE, TAPS, C, a_distiller, a_net, a_stream, a_student, a_teacher, features, images, same_state
 
 
 def build(method, *, student=None, teacher=None, **options) -> Distiller:

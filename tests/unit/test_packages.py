@@ -1,15 +1,12 @@
 """Packages look down: each can be imported where everything above it does not exist."""
 
-import configparser
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-LAYERS = "importlinter:contract:layers"
+from tests.support.source import SOURCE, layers
 
 # One process imports what all of them need, then forks for each package and blocks those above it.
 PROGRAM = """
@@ -42,18 +39,13 @@ sys.exit(f"cannot be imported alone: {', '.join(failed)}" if failed else 0)
 """
 
 
-def layers() -> list[str]:
-    contract = configparser.ConfigParser()
-    contract.read(ROOT / ".importlinter", encoding="utf-8")
-    return [line.replace(" ", "") for line in contract[LAYERS]["layers"].split("\n") if line.strip()]
-
-
 def test_the_contract_names_every_package():
     named = {name for layer in layers() for name in layer.split("|")}
-    there = {path.stem for path in (ROOT / "src/letkd").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert named == there - {"__init__", "__main__"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_every_package_imports_with_all_higher_ones_blocked():
     ran = subprocess.run([sys.executable, "-c", PROGRAM, *layers()], capture_output=True, text=True, timeout=300, check=False)

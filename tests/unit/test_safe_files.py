@@ -23,7 +23,7 @@ from letkd.runs.checkpoint import NAME, load_checkpoint
 from letkd.runs.folder import RunFolder
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.artefacts import Origin, load_fitted, path_of
-from tests.hostile import Touch
+from tests.support.hostile import Touch
 
 SRC = Path(letkd.__file__).parent
 

@@ -1,0 +1,251 @@
+"""`create_model`: zoo names, a user's own models by file or package, and one sentence for each way to get it wrong."""
+
+import copy
+import pickle
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from letkd.errors import CheckpointError, LetkdError
+from letkd.models import create_model, list_models, save_weights
+from letkd.models.base import MODELS, register_model
+
+OWN = """
+    import dataclasses
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, num_classes=1000):
+            super().__init__()
+            self.fc = nn.Linear(4, num_classes)
+        def forward(self, x):
+            return self.fc(x)
+
+    @dataclasses.dataclass
+    class Settings:
+        width: int = 4
+
+    def build(*, num_classes):
+        return Net(num_classes)
+
+    def build_any(**options):
+        return Net(**options)
+
+    def build_fixed():
+        return nn.Linear(Settings().width, 17)
+
+    def build_positional(num_classes=6, /):
+        return nn.Linear(4, num_classes)
+
+    def needs_more(width, num_classes):
+        return nn.Linear(width, num_classes)
+
+    def gives_class(num_classes):
+        return Net
+
+    def fails():
+        raise ValueError("first line\\nsecond line")
+
+    ready = Net(3)
+    number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path) -> Path:
+    path = tmp_path / "my-nets.py"
+    path.write_text(textwrap.dedent(OWN))
+    return path
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Iterator[str]:
+    folder = tmp_path / "letkd_test_package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "nets.py").write_text(textwrap.dedent(OWN))
+    (folder / "broken.py").write_text("import letkd_no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "letkd_test_package"
+    for name in [name for name in sys.modules if name.startswith("letkd_test_package")]:
+        del sys.modules[name]
+
+
+def sentence(name: str, match: str, num_classes: int = 5) -> str:
+    with pytest.raises(LetkdError, match=match) as caught:
+        create_model(name, num_classes=num_classes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_zoo_names_are_sorted_and_build():
+    names = list_models()
+    assert names == sorted(names)
+    assert {"resnet8", "resnet56", "resnet32x4", "resnet14_tiny"} <= set(names)
+    assert create_model("resnet8_tiny", num_classes=13).fc.out_features == 13
+
+
+def test_unknown_name_offers_the_nearest_and_the_way_to_ones_own():
+    text = sentence("resnet21", "there is no model 'resnet21' in the zoo; nearest: ")
+    assert "resnet20" in text.split("nearest: ")[1]
+    assert "path/to/file.py:callable" in text
+
+
+@pytest.mark.parametrize("num_classes", [0, -3])
+def test_class_count_below_one(num_classes):
+    sentence("resnet8", f"num_classes={num_classes}: a classifier needs at least 1 class", num_classes=num_classes)
+
+
+def test_weights_are_loaded(tmp_path):
+    source = create_model("resnet8_tiny", num_classes=5)
+    save_weights(source, tmp_path / "w.safetensors")
+    model = create_model("resnet8_tiny", num_classes=5, weights=tmp_path / "w.safetensors")
+    assert torch.equal(model.fc.weight, source.fc.weight)
+    assert torch.equal(
+        create_model("resnet8_tiny", num_classes=5, weights=str(tmp_path / "w.safetensors")).fc.bias, source.fc.bias
+    )
+    with pytest.raises(CheckpointError, match="wrong shapes"):
+        create_model("resnet8_tiny", num_classes=6, weights=tmp_path / "w.safetensors")
+
+
+def test_weights_are_loaded_into_ones_own_model(tmp_path, own):
+    source = create_model(f"{own}:Net", num_classes=5)
+    save_weights(source, tmp_path / "w.safetensors")
+    model = create_model(f"{own}:Net", num_classes=5, weights=tmp_path / "w.safetensors")
+    assert torch.equal(model.fc.weight, source.fc.weight)
+
+
+@pytest.mark.parametrize("attribute", ["Net", "build", "build_any"])
+def test_own_model_by_file_is_given_the_class_count(own, attribute):
+    model = create_model(f"{own}:{attribute}", num_classes=5)
+    assert model(torch.zeros(2, 4)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(("attribute", "classes"), [("build_fixed", 17), ("build_positional", 6)])
+def test_own_callable_that_does_not_take_the_class_count_is_called_without(own, attribute, classes):
+    assert create_model(f"{own}:{attribute}", num_classes=5).out_features == classes
+
+
+@pytest.mark.parametrize("attribute", ["Net", "build", "build_any"])
+def test_own_model_by_package(package, attribute):
+    assert create_model(f"{package}.nets:{attribute}", num_classes=5).fc.out_features == 5
+
+
+def test_relative_path_and_home(own, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    assert create_model("my-nets.py:Net", num_classes=5).fc.out_features == 5
+    monkeypatch.setenv("HOME", str(own.parent))
+    monkeypatch.chdir("/")
+    assert create_model("~/my-nets.py:Net", num_classes=5).fc.out_features == 5
+
+
+def test_own_models_copy_and_pickle(own):
+    model = create_model(f"{own}:Net", num_classes=5)
+    x = torch.randn(2, 4)
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+    assert type(create_model(f"{own}:Net", num_classes=5)) is type(model)
+
+
+def test_files_of_the_same_name_do_not_meet_and_edits_are_seen(tmp_path):
+    files = []
+    for folder, classes in (("a", 3), ("b", 4)):
+        (tmp_path / folder).mkdir()
+        files.append(tmp_path / folder / "random.py")
+        files[-1].write_text(f"from torch import nn\ndef build():\n    return nn.Linear(2, {classes})\n")
+    known = sys.modules.get("random")
+    assert [create_model(f"{file}:build", num_classes=5).out_features for file in files] == [3, 4]
+    files[0].write_text(files[0].read_text().replace("3", "9"))
+    assert [create_model(f"{file}:build", num_classes=5).out_features for file in files] == [9, 4]
+    assert sys.modules.get("random") is known
+
+
+def test_file_missing(tmp_path):
+    sentence(f"{tmp_path}/nets.py:build", r"there is no file .*nets\.py; name your own model as path/to/file\.py:callable")
+
+
+def test_attribute_missing_offers_the_nearest(own, package):
+    assert "build_fixed" in sentence(f"{own}:build_fixd", r"my-nets\.py has no 'build_fixd'; nearest: ").split("nearest: ")[1]
+    assert "Net" in sentence(f"{package}.nets:Nett", "letkd_test_package.nets has no 'Nett'; nearest: ").split("nearest: ")[1]
+
+
+def test_not_callable(own):
+    sentence(f"{own}:number", r"my-nets\.py:number' is a int and cannot be called; name a function or class")
+
+
+def test_a_model_that_is_built_already(own):
+    sentence(f"{own}:ready", "is a model, and a function or class that builds a new model is needed; name one")
+
+
+def test_result_is_no_module(own):
+    sentence(f"{own}:gives_class", "gives_class' returned a type; it must return an nn.Module")
+    sentence(f"{own}:Settings", "Settings' returned a Settings; it must return an nn.Module")
+
+
+def test_callable_that_fails_says_how_it_was_called_and_why(own):
+    text = sentence(f"{own}:needs_more", "needs_more', called with num_classes=5, failed with TypeError: .*missing 1 required")
+    assert "'width'" in text
+    assert sentence(f"{own}:fails", "fails', called with no arguments, failed with ValueError: ").endswith("first line")
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("def build(:\n", "importing .*bad.py failed with SyntaxError: "),
+        ("import letkd_no_such_dependency\n", "importing .*bad.py failed with ModuleNotFoundError: No module named 'letkd_no"),
+        ("raise RuntimeError\n", "importing .*bad.py failed with RuntimeError$"),
+        ("import sys\nsys.exit(3)\n", "importing .*bad.py failed with SystemExit: 3"),
+    ],
+)
+def test_file_that_cannot_be_imported(tmp_path, source, match):
+    (tmp_path / "bad.py").write_text(source)
+    known = set(sys.modules)
+    sentence(f"{tmp_path}/bad.py:build", match)
+    assert not [name for name in set(sys.modules) - known if name.startswith("letkd_own_model")]
+
+
+def test_package_missing():
+    sentence(
+        "letkd_no_such_package.nets:build",
+        "there is no module 'letkd_no_such_package.nets'; install it, put its",
+    )
+
+
+def test_module_missing_in_a_package_that_exists(package):
+    sentence(f"{package}.absent:build", "there is no module 'letkd_test_package.absent'; install it")
+
+
+def test_package_whose_own_import_is_missing_names_that_import(package):
+    sentence(f"{package}.broken:build", "importing .*broken failed with ModuleNotFoundError: No module named 'letkd_no")
+
+
+@pytest.mark.parametrize("name", [":build", "file.py:", ":"])
+def test_half_a_name(name):
+    sentence(name, "does not name a callable; write package.module:callable or path/to/file.py:callable")
+
+
+def test_registering_a_name_twice_is_refused():
+    before = dict(MODELS)
+
+    def resnet20(num_classes):
+        return nn.Linear(1, num_classes)
+
+    with pytest.raises(LetkdError, match=r"a model 'resnet20' is already registered by letkd\.models\.resnet; choose another"):
+        register_model(resnet20)
+    assert before == dict(MODELS)
+
+
+def test_registered_function_is_found_and_stays_itself(monkeypatch):
+    monkeypatch.setattr(MODELS, "_items", dict(MODELS))
+
+    def fresh_net(num_classes):
+        return nn.Linear(1, num_classes)
+
+    assert register_model(fresh_net) is fresh_net
+    assert "fresh_net" in list_models()
+    assert create_model("fresh_net", num_classes=3).out_features == 3

@@ -1,0 +1,93 @@
+"""`letkd train --time`: what fits is decided once, kept in the recipe, and trained as if it had been asked for."""
+
+import pytest
+
+import letkd.training.budget as budget
+from letkd.cli.options import duration
+from letkd.errors import RecipeError
+from letkd.models.weights import read_state_dict
+from letkd.recipes import resolve
+from letkd.runs.folder import RunFolder
+from letkd.training.budget import Cost, epochs_within
+from tests.support.pair import same_state
+
+SMALL = ["data.fraction=0.1", "data.batch_size=16", "student.model=resnet8_tiny"]
+SET = [part for text in SMALL for part in ("--set", text)]
+
+
+def recipe_of(seconds: float, *settings: str):
+    return resolve("digits/tiny/ce", settings=[f"train.time={seconds}", *settings])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "planned"),
+    [
+        (100, (8, None)),  # 97 s less 12 s before and after, by 10 s per epoch
+        (24, (1, None)),  # 11.28 s are left
+        (20, (1, 128)),  # 7.4 s are left: less than an epoch of 9 s for 180 steps and 1 s for the evaluation
+    ],
+)
+def test_as_many_epochs_as_fit(seconds, planned):
+    epochs, steps = epochs_within(recipe_of(seconds), Cost(before=6.98, step=0.05, epoch=1.0, after=5.0), 180)
+    assert (epochs, steps) == planned
+
+
+def test_phases_come_out_of_the_time():
+    cost = Cost(before=0.0, step=0.1, epoch=0.0, after=0.0)
+    plain, phased = recipe_of(100), recipe_of(100, "phases=[{epochs = 3, weights = {ce = 1.0}}]")
+    assert epochs_within(plain, cost, 100)[0] - epochs_within(phased, cost, 100)[0] == 3
+
+
+def test_too_little_time_is_one_sentence():
+    with pytest.raises(
+        RecipeError, match=r"--time 10s is too short for one step: the work before and after training takes 12 s"
+    ):
+        epochs_within(recipe_of(10), Cost(before=8.0, step=0.1, epoch=1.0, after=4.0), 100)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("20min", 1200), ("90s", 90), ("1h", 3600), ("1h30min", 5400), ("1h 5s", 3605)])
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "20", "min", "-5s", "0s", "1d", "20 minutes", "9" * 30 + "h"])
+def test_wrong_durations_are_one_sentence(text):
+    with pytest.raises(RecipeError, match="write hours, minutes or seconds, as in 20min"):
+        duration(text)
+
+
+@pytest.mark.slow
+def test_what_was_decided_is_kept_and_trained_like_any_number_of_epochs(letkd, tmp_path, monkeypatch):
+    measured = []
+    real = budget.measure
+
+    def measure(recipe, shared):
+        cost, steps = real(recipe, shared)
+        measured.append(cost)
+        return Cost(before=0.0, step=1.0, epoch=0.0, after=0.0), steps
+
+    monkeypatch.setattr(budget, "measure", measure)
+    command = ["train", "digits/tiny/ce", *SET]
+    code, _, err = letkd(*command, "--time", "30s", "--out", tmp_path / "timed")
+    assert code == 0, err
+    recipe = RunFolder(tmp_path / "timed").recipe
+    assert recipe.train.time == 30
+    assert f"so {recipe.train.epochs} epochs of" in err
+    assert (
+        recipe.optim.milestones == resolve("digits/tiny/ce", settings=[f"train.epochs={recipe.train.epochs}"]).optim.milestones
+    )
+    (cost,) = measured
+    assert min(cost.before, cost.step, cost.epoch, cost.after) > 0
+    code, _, err = letkd(*command, "--time", "30s", "--out", tmp_path / "timed")
+    assert code == 0, err
+    assert "finished already" in err
+    assert len(measured) == 1, "it is measured once"
+    code, _, err = letkd(*command, "--epochs", recipe.train.epochs, "--out", tmp_path / "plain")
+    assert code == 0, err
+    students = [read_state_dict(tmp_path / name / "student.safetensors") for name in ("timed", "plain")]
+    assert same_state(*students)
+    code, _, err = letkd(*command, "--time", "30s", "--epochs", 2, "--out", tmp_path / "both")
+    assert (code, "give only one of them" in err) == (2, True)
+    assert not (tmp_path / "both").exists()
+    code, _, err = letkd(*command, "--time", "30s", "--set", "epochs=9", "--out", tmp_path / "both")
+    assert (code, "--set train.epochs=9 and --time 30s: give only one of them" in err) == (2, True)
