@@ -42,6 +42,7 @@ def numbers(run: Path) -> tuple[list[dict], dict]:
     result = json.loads((run / "result.json").read_text())
     for table in (*rows, result):
         del table["seconds"]
+        table.pop("cpu_seconds", None)
     return rows, result
 
 

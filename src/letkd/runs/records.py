@@ -21,7 +21,8 @@ class Result:
     `ema_test` and `ema_val` are those of the averaged weights (`train.ema`), None without them. `teacher_top1` is measured before
     training on validation images, or on training images without a validation split; None without a teacher or if its classes differ.
     Without labels there is no accuracy; `held_out` then has the distillation terms on the validation images. `probe` has the accuracy
-    (%) of classifiers on the student's features, `knn` and `linear`.
+    (%) of classifiers on the student's features, `knn` and `linear`. `cpu_seconds` is the processor time of the first process, without
+    that of its worker processes.
     """
 
     last_test: Percent | None
@@ -38,6 +39,7 @@ class Result:
     ema_val: Percent | None = None
     held_out: dict[Name, float] = field(default_factory=dict)
     probe: dict[Name, Percent] = field(default_factory=dict)
+    cpu_seconds: Annotated[float, Field(ge=0, le=1e12)] | None = None
 
 
 class EpochRow(BaseModel):
@@ -77,6 +79,7 @@ class Position(BaseModel):
     best_val: float | None = None
     best_val_epoch: int | None = None
     seconds: float = Field(0.0, ge=0, le=1e12)
+    cpu_seconds: float = Field(0.0, ge=0, le=1e12)
     precision: dict[str, Any] = {}
 
 

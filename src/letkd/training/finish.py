@@ -20,7 +20,7 @@ from letkd.runs.records import Result
 from letkd.training.build import count_logits, eval_loader
 from letkd.training.heldout import held_out_terms
 from letkd.training.probe import probe_student
-from letkd.training.state import State
+from letkd.training.state import Clock, State
 from letkd.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -63,12 +63,8 @@ class Evaluation:
         return eval_loader(self.run.recipe, self.data, part, rank=self.fabric.global_rank, world=self.fabric.world_size)
 
 
-def finish(evaluation: Evaluation, steps: Steps, state: State, seconds: Callable[[], float]) -> Result:
-    """Write the students and evaluate them on the test split.
-
-    Args:
-        seconds: returns the time that the run has taken so far.
-    """
+def finish(evaluation: Evaluation, steps: Steps, state: State, clock: Clock) -> Result:
+    """Write the students and evaluate them on the test split."""
     run, first = evaluation.run, evaluation.fabric.is_global_zero
     student = _exported(evaluation, steps)
     averaged = None
@@ -96,7 +92,8 @@ def finish(evaluation: Evaluation, steps: Steps, state: State, seconds: Callable
         best_val_test=None if best is None else best.top1,
         parameters=sum(parameter.numel() for parameter in student.parameters()),
         epochs=run.recipe.train.epochs,
-        seconds=seconds(),
+        seconds=clock.seconds(),
+        cpu_seconds=clock.cpu_seconds(),
         teacher_top1=state.teacher_top1,
         ema_test=None if ema is None else ema.top1,
         ema_val=None if ema_val is None else ema_val.top1,

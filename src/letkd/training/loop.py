@@ -33,7 +33,7 @@ from letkd.training.finish import Evaluation, finish
 from letkd.training.inputs import check_inputs
 from letkd.training.logbook import Logbook, Row, logbook
 from letkd.training.probe import load_probe
-from letkd.training.state import State, restore_state, save_state, sum_tables
+from letkd.training.state import Clock, State, restore_state, save_state, sum_tables
 from letkd.training.steps import Steps
 from letkd.training.stop import StopRequest, polite_stop
 from letkd.training.tally import COUNTS, Tally
@@ -133,7 +133,7 @@ class _Run:
         self.state = self._resume()
         if self.state.teacher_top1 is None:
             self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
-        self.began = time.monotonic() - self.state.seconds
+        self.clock = Clock(self.state)
         self.tally, self.last_read = Tally(self.state.sums), time.monotonic()
 
     def _resume(self) -> State:
@@ -156,7 +156,7 @@ class _Run:
                 state.epoch, state.step, self.tally = state.epoch + 1, 0, Tally()
                 self._save()
                 watch(row)
-        return finish(self.evaluation, self.learner, state, self._seconds)
+        return finish(self.evaluation, self.learner, state, self.clock)
 
     def _epoch(self, book: Logbook) -> float:
         state, recipe = self.state, self.recipe
@@ -227,12 +227,10 @@ class _Run:
 
     def _save(self) -> None:
         self.run.check_present()
-        self.state.seconds, self.state.sums = self._seconds(), self._read()
+        self.state.seconds, self.state.cpu_seconds = self.clock.seconds(), self.clock.cpu_seconds()
+        self.state.sums = self._read()
         save_state(self.run.last, self.state, self.learner)
         self.agreement.saved()
-
-    def _seconds(self) -> float:
-        return time.monotonic() - self.began
 
     def _row(self, lr: float) -> dict[str, Any]:
         """The row of an epoch: mean loss and terms, accuracy on training and validation images."""
@@ -243,7 +241,7 @@ class _Run:
         check_finite(self.run.last, self.distiller, state.epoch)
         val = self.evaluation.on("val", self.distiller.student)
         averaged = self._averaged()
-        state.seconds = self._seconds()
+        state.seconds = self.clock.seconds()
         if val is not None and (state.best_val is None or val.top1 > state.best_val):
             state.best_val, state.best_val_epoch = val.top1, state.epoch
             if self.fabric.is_global_zero:

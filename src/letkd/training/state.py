@@ -1,5 +1,6 @@
 """The state of a run, and its checkpoints."""
 
+import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,9 +24,24 @@ class State:
     best_val: float | None = None
     best_val_epoch: int | None = None
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     teacher_top1: float | None = None
     precision: dict[str, Any] = field(default_factory=dict)
     updates: int = 0
+
+
+class Clock:
+    """Time that a run has taken, including that before it was interrupted: on the clock, and on the processors of this process."""
+
+    def __init__(self, state: State):
+        self._began = time.monotonic() - state.seconds
+        self._cpu_began = time.process_time() - state.cpu_seconds
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def cpu_seconds(self) -> float:
+        return time.process_time() - self._cpu_began
 
 
 def save_state(folder: Path, state: State, steps: Steps) -> None:

@@ -1,0 +1,141 @@
+"""Run folders to CSV files in docs/evidence.
+
+    python evidence/collect.py PAIR RUNS --commit COMMIT     # RUNS/ROW/seed-N -> docs/evidence/PAIR.csv
+    python evidence/collect.py PAIR --choices RUN RUN …      # -> docs/evidence/choices.csv
+
+Only finished runs are collected. A counted run whose recipe differs from its row in evidence/PAIR.toml is refused. Lines of other runs stay
+in the file, and a line whose numbers have not changed keeps its commit.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from study import DATA, PAIRS, Choice, Run, command, read_choices, read_runs, recipe_file, rows_of, write_choices, write_runs
+
+from letkd.errors import RunError
+from letkd.recipes import Recipe, resolve
+from letkd.recipes.tables import as_toml, dotted, leaves
+from letkd.runs.folder import RunFolder, differences
+
+CIRCUMSTANCES = {"data.root", "teacher.weights", "train.seed", "title"}  # may differ between runs of one row
+SHOWN = {"optim.lr", "data.crop", "train.epochs", "train.cache_views"}  # have columns of their own, or follow from one
+
+
+def collect(pair: str, runs: Path, commit: str, folder: Path = DATA, *, settings: Sequence[str] = ()) -> list[Run]:
+    """Add the finished runs in RUNS/ROW/seed-N to the pair's CSV file; returns all its runs.
+
+    Args:
+        commit: of the letkd that trained them.
+        settings: `key=value` settings that all runs had, for a study smaller than the published one.
+    """
+    known = {(run.row, run.seed): run for run in read_runs(pair, folder)}
+    for row in rows_of(pair):
+        for path in RunFolder.children(runs / row):
+            found = _counted(pair, row, RunFolder(path), commit, settings)
+            if found is None:
+                print(f"{path}: not finished, not collected")
+                continue
+            before = known.get((row, found.seed))
+            same = before is not None and replace(found, commit=before.commit) == before
+            known[row, found.seed] = before if same and before is not None else found
+    if not known:
+        raise RunError(f"{runs} holds no finished run of {pair}; run `letkd compare evidence/{pair}.toml --out {runs}`")
+    write_runs(pair, known.values(), folder)
+    return read_runs(pair, folder)
+
+
+def _counted(pair: str, row: str, run: RunFolder, commit: str, settings: Sequence[str]) -> Run | None:
+    expected = resolve(recipe_file(pair), method=row, settings=settings)
+    if changed := [key for key in _changed(run.recipe, expected) if key not in CIRCUMSTANCES]:
+        raise RunError(f"{run.path} is not a run of the row {row}: it differs from {pair}.toml in {', '.join(changed)}")
+    result = run.result
+    if result is None:
+        return None
+    if result.last_test is None or result.last_val is None or result.cpu_seconds is None:
+        raise RunError(f"{run.path} has no test accuracy, validation accuracy or processor time; train it again")
+    numbers = {"val": round(result.last_val, 4), "test": round(result.last_test, 4), "parameters": result.parameters}
+    times = {"cpu_seconds": round(result.cpu_seconds), "seconds": round(result.seconds)}
+    return Run(pair, row, run.recipe.train.seed, commit, result.epochs, **numbers, **times)
+
+
+def collect_choices(pair: str, runs: Sequence[Path], folder: Path = DATA) -> list[Choice]:
+    """Add finished runs that choose settings to the CSV file; returns all its runs."""
+    known = {(choice.pair, choice.run): choice for choice in read_choices(folder)}
+    titles = {title: row for row, title in rows_of(pair).items()}
+    for path in runs:
+        run = RunFolder(path)
+        recipe = resolve(run.recipe_file)  # recipes of earlier commits lack keys; they have the defaults
+        result = run.result
+        if result is None or result.last_val is None:
+            print(f"{path}: not finished, not collected")
+            continue
+        title = recipe.title if recipe.methods else "CE"
+        if title not in titles:
+            raise RunError(f"{path}: its title {title!r} is no row of {pair}.toml; name a run of that recipe")
+        known[pair, path.name] = Choice(
+            pair=pair,
+            run=path.name,
+            row=titles[title],
+            weights=", ".join(f"{name}={value:g}" for name, value in recipe.weights.items() if name != "ce" or value != 1),
+            lr=recipe.optim.lr,
+            crop=recipe.data.crop,
+            tau=_supervision(recipe, "tau"),
+            K=_supervision(recipe, "K"),
+            other=_other(recipe, resolve(recipe_file(pair), method=titles[title])),
+            epochs=result.epochs,
+            seed=recipe.train.seed,
+            perplexity=_perplexity(run),
+            val=round(result.last_val, 4),
+        )
+    write_choices(known.values(), folder)
+    return read_choices(folder)
+
+
+def _changed(one: Recipe, other: Recipe) -> list[str]:
+    return differences(one.model_dump(mode="json"), other.model_dump(mode="json"))
+
+
+def _supervision(recipe: Recipe, key: str) -> str:
+    """A setting of the supervision at the penultimate site; empty if there is none."""
+    values = [value for path, value in leaves(recipe.methods) if path[-3:] == ("penultimate", "supervision", key)]
+    return (f"{values[0]:g}" if isinstance(values[0], int | float) else str(values[0])) if values else ""
+
+
+def _other(recipe: Recipe, row: Recipe) -> str:
+    """Settings that differ from the row of the recipe file and have no column."""
+    values = {dotted(path): value for path, value in leaves(recipe.model_dump(exclude_none=True))}
+    skipped = CIRCUMSTANCES | SHOWN
+    changed = [key for key in _changed(recipe, row) if key not in skipped and not key.startswith("weights.")]
+    changed = [key for key in changed if not re.search(r"penultimate\.supervision\.(K|tau)$", key)]
+    return ", ".join(f"{key}={as_toml(values[key])}" for key in changed if key in values)
+
+
+def _perplexity(run: RunFolder) -> float | None:
+    """exp of the mean entropy of p_T at the penultimate site, in the last epoch."""
+    rows = run.rows()
+    entropy = rows[-1].get("health", {}).get("penultimate", {}).get("entropy_T") if rows else None
+    return None if entropy is None else round(math.exp(entropy), 3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the results of run folders into docs/evidence.")
+    parser.add_argument("pair", choices=PAIRS)
+    parser.add_argument("runs", type=Path, nargs="+", help="folder with ROW/seed-N; with --choices, run folders")
+    parser.add_argument("--commit", help="commit of the letkd that trained the runs")
+    parser.add_argument("--choices", action="store_true", help="the runs choose settings and are not counted")
+    given = parser.parse_args()
+    if given.choices:
+        print(f"{DATA / 'choices.csv'}: {len(collect_choices(given.pair, given.runs))} runs")
+        return 0
+    if given.commit is None or len(given.runs) != 1:
+        parser.error("name one folder of counted runs, and --commit")
+    print(f"{DATA / given.pair}.csv: {len(collect(given.pair, given.runs[0], given.commit))} runs")
+    return 0
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,127 @@
+"""The evidence study: its pairs and the CSV files in docs/evidence, which docs/evidence.md is computed from."""
+
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from letkd.errors import LetkdError
+from letkd.files import write_whole
+from letkd.recipes import list_rows, resolve
+from letkd.runs.grid import as_csv
+from letkd.runs.records import reason
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "docs" / "evidence"
+CHOICES = "choices"
+PAIRS = {  # in the order of the protocol
+    "cifar10-rn56-rn8": "CIFAR-10, ResNet-56 → ResNet-8",
+    "cifar10-rn56-rn20": "CIFAR-10, ResNet-56 → ResNet-20",
+    "cifar100-rn32-rn8": "CIFAR-100, ResNet-32 → ResNet-8",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A counted run: accuracies of the last epoch in per cent; `commit` is that of letkd."""
+
+    pair: str
+    row: str
+    seed: int
+    commit: str
+    epochs: int
+    val: float
+    test: float
+    parameters: int
+    cpu_seconds: int
+    seconds: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A run that chooses a setting: validation accuracy of the last epoch; `perplexity` is exp of the mean entropy of p_T."""
+
+    pair: str
+    run: str
+    row: str
+    weights: str
+    lr: float
+    crop: int
+    tau: str
+    K: str
+    other: str
+    epochs: int
+    seed: int
+    perplexity: float | None
+    val: float
+
+
+def recipe_file(pair: str) -> Path:
+    return ROOT / "evidence" / f"{pair}.toml"
+
+
+@cache
+def rows_of(pair: str) -> dict[str, str]:
+    """The titles of a pair's rows by name, in the order of the recipe."""
+    return {row: resolve(recipe_file(pair), method=row).title for row in list_rows(recipe_file(pair))}
+
+
+def read_runs(pair: str, folder: Path = DATA) -> list[Run]:
+    """The counted runs of a pair; none without a file."""
+    return _read(folder / f"{pair}.csv", Run)
+
+
+def read_choices(folder: Path = DATA) -> list[Choice]:
+    """The runs that chose settings; none without a file."""
+    return _read(folder / f"{CHOICES}.csv", Choice)
+
+
+def write_runs(pair: str, runs: Iterable[Run], folder: Path = DATA) -> Path:
+    """Write the runs of a pair, sorted by row and seed."""
+    order = list(rows_of(pair))
+    return _write(folder / f"{pair}.csv", Run, sorted(runs, key=lambda run: (order.index(run.row), run.seed)))
+
+
+def write_choices(choices: Iterable[Choice], folder: Path = DATA) -> Path:
+    """Write the runs that chose settings, sorted by pair, row and settings; numbers by value."""
+
+    def key(choice: Choice) -> tuple:
+        order = list(PAIRS).index(choice.pair), list(rows_of(choice.pair)).index(choice.row)
+        numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)] for text in (choice.K, choice.tau, choice.weights)]
+        return *order, -choice.crop, choice.other, *numbers, choice.lr, choice.run
+
+    return _write(folder / f"{CHOICES}.csv", Choice, sorted(choices, key=key))
+
+
+def _read(path: Path, kind: type) -> list:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [{key: value or None for key, value in row.items()} for row in csv.DictReader(file)]
+    texts = {field.name for field in fields(kind) if field.type is str}
+    rows = [{key: "" if value is None and key in texts else value for key, value in row.items()} for row in rows]
+    try:
+        return TypeAdapter(list[kind]).validate_python(rows)
+    except ValidationError as error:
+        raise LetkdError(f"{path} is damaged ({reason(error)}); write it again with evidence/collect.py") from None
+
+
+def _write(path: Path, kind: type, rows: list) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = [field.name for field in fields(kind)]
+    write_whole(path, as_csv(head, [list(asdict(row).values()) for row in rows]).encode())
+    return path
+
+
+def command(run: Callable[[], int]) -> None:
+    """Run a script; an error of letkd becomes one line and exit code 2."""
+    try:
+        sys.exit(run())
+    except LetkdError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

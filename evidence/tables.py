@@ -1,0 +1,222 @@
+"""CSV files in docs/evidence to the tables and figures of docs/evidence.md.
+
+    python evidence/tables.py            # write the tables and figures
+    python evidence/tables.py --check    # fail if they do not follow from the CSV files
+
+A figure contains a digest of its data, so that it is checked without being drawn again: its bytes depend on the version of matplotlib.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from study import DATA, PAIRS, ROOT, Choice, Run, command, read_choices, read_runs, rows_of
+
+from letkd.errors import LetkdError
+from letkd.files import write_whole
+from letkd.report.paired import NOTE, head, paired_difference
+from letkd.runs.grid import Cell, Grid, as_markdown
+from letkd.runs.results import mean_std
+
+PAGE = ROOT / "docs" / "evidence.md"
+UNFINISHED = "No counted run is finished yet."
+REFERENCES = ("ce", "kd")
+TIMES = (
+    "n: number of seeds. Time per run: processor time of one thread, median over seeds; the first run of a pair also fills the cache of "
+    "the teacher's outputs."
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row in a figure: mean test accuracy with half its 95 % interval, and minutes per run."""
+
+    title: str
+    minutes: float
+    mean: float
+    half: float | None
+
+
+def by_row(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    return {row: [run for run in runs if run.row == row] for row in dict.fromkeys(run.row for run in runs)}
+
+
+def results_table(pair: str, runs: Sequence[Run]) -> Grid:
+    """All rows of the pair, also those without a finished run."""
+    found, titles = by_row(runs), rows_of(pair)
+    by_seed = {row: {run.seed: run.test for run in group} for row, group in found.items()}
+    means = {row: statistics.mean(tests.values()) for row, tests in by_seed.items()}
+    best = max(means.values(), default=None)
+    lines = []
+    for row, title in titles.items():
+        group = found.get(row, [])
+        cells = [Cell(title), Cell(mean_std([run.test for run in group]), bold=row in means and means[row] == best)]
+        cells += [Cell(str(len(group)))]
+        cells += [Cell(_difference(by_seed, row, other)) for other in REFERENCES]
+        cells += [Cell(f"{group[0].parameters:,}" if group else "–"), Cell(f"{minutes(group):.1f} min" if group else "–")]
+        lines.append(cells)
+    columns = ["row", "test %, last epoch", "n", *(head(titles[row]) for row in REFERENCES), "parameters", "time per run"]
+    return Grid(
+        PAIRS[pair], columns, lines, [NOTE, TIMES, "Bold: highest mean. Differences within the interval are not significant."]
+    )
+
+
+def _difference(by_seed: Mapping[str, Mapping[int, float]], row: str, other: str) -> str:
+    if row == other or row not in by_seed or other not in by_seed:
+        return "–"
+    return str(paired_difference(by_seed[row], by_seed[other]) or "–")
+
+
+def minutes(group: Sequence[Run]) -> float:
+    return statistics.median(run.cpu_seconds for run in group) / 60
+
+
+def points(pair: str, runs: Sequence[Run]) -> list[Point]:
+    titles, found = rows_of(pair), []
+    for row, group in by_row(runs).items():
+        accuracy = paired_difference({run.seed: run.test for run in group}, {run.seed: 0.0 for run in group})
+        if accuracy is not None:
+            half = None if accuracy.half is None else round(accuracy.half, 4)
+            found.append(Point(titles[row], round(minutes(group), 2), round(accuracy.mean, 4), half))
+    return found
+
+
+def choices_table(pair: str, choices: Sequence[Choice]) -> Grid:
+    titles = rows_of(pair)
+    best = {row: max(choice.val for choice in choices if choice.row == row) for row in {choice.row for choice in choices}}
+    lines = [
+        [
+            Cell(titles[choice.row]),
+            *map(Cell, (choice.weights or "–", f"{choice.lr:g}", "crops and flips" if choice.crop else "flips")),
+            *map(Cell, (choice.K or "–", choice.tau or "–", choice.other or "–")),
+            Cell("–" if choice.perplexity is None else f"{choice.perplexity:.2f}"),
+            Cell(f"{choice.val:.2f}", bold=choice.val == best[choice.row]),
+        ]
+        for choice in choices
+    ]
+    epochs, seeds = ({getattr(choice, name) for choice in choices} for name in ("epochs", "seed"))
+    title = f"{PAIRS[pair]}: {_range(epochs)} epochs, seed {_range(seeds)}"
+    columns = ["row", "weights", "rate", "augmentation", "K", "τ", "other settings", "perplexity of p_T", "validation %"]
+    notes = ["Last epoch on the 5,000 validation images. Bold: highest of the row. The weight of the cross-entropy is 1."]
+    return Grid(title, columns, lines, notes)
+
+
+def _range(numbers: set[int]) -> str:
+    return "–".join(str(n) for n in sorted({min(numbers), max(numbers)}))
+
+
+def results_text(folder: Path = DATA) -> str:
+    parts = []
+    for pair, title in PAIRS.items():
+        if runs := read_runs(pair, folder):
+            figure = f"![{title}: test accuracy over time per run](evidence/{pair}.svg)"
+            parts.append(f"{as_markdown(results_table(pair, runs))}\n{figure}\n\nRuns: [{pair}.csv](evidence/{pair}.csv)\n")
+    return "\n".join(parts) or f"{UNFINISHED}\n"
+
+
+def choices_text(folder: Path = DATA) -> str:
+    choices = read_choices(folder)
+    tables = [
+        choices_table(pair, [c for c in choices if c.pair == pair]) for pair in PAIRS if any(c.pair == pair for c in choices)
+    ]
+    text = "\n".join(as_markdown(table) for table in tables)
+    return f"{text}\nRuns: [choices.csv](evidence/choices.csv)\n" if text else "No run is finished yet.\n"
+
+
+def page_text(page: str, folder: Path = DATA) -> str:
+    """The page with its tables computed from the CSV files."""
+    for name, text in (("results", results_text(folder)), ("choices", choices_text(folder))):
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        if page.count(start) != 1 or page.count(end) != 1:
+            raise LetkdError(f"{PAGE} must contain the line {start.strip()!r} once, and {end.strip()!r} after it")
+        page = re.sub(
+            f"{re.escape(start)}.*?{re.escape(end)}", lambda _, t=start + "\n" + text + "\n" + end: t, page, flags=re.DOTALL
+        )
+    return page
+
+
+def digest(found: Sequence[Point]) -> str:
+    return hashlib.sha256(json.dumps([asdict(point) for point in found]).encode()).hexdigest()
+
+
+def figure(title: str, found: Sequence[Point]) -> bytes:
+    """Accuracy over time per run, as SVG. The labels form a column on the right, in the order of accuracy, so that none overlap."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "letkd", "svg.fonttype": "none", "font.size": 9}):
+        drawn = Figure(figsize=(7.2, 4.2), layout="constrained")
+        axes = drawn.add_subplot()
+        axes.errorbar(
+            [p.minutes for p in found], [p.mean for p in found], [p.half or 0 for p in found], fmt="o", ms=4, lw=1, capsize=2
+        )
+        axes.margins(x=0.08, y=0.08)
+        axes.set(title=title, xlabel="processor minutes per run", ylabel="test accuracy (%), mean and 95 % interval")
+        axes.spines[["top", "right"]].set_visible(False)
+        low, high = axes.get_ylim()
+        ordered = sorted(found, key=lambda p: (p.mean, p.title))
+        gap = (high - low) / max(len(ordered), 12)
+        for y, point in zip(spread([p.mean for p in ordered], gap, low + gap / 2, high - gap / 2), ordered, strict=True):
+            axes.annotate(
+                point.title,
+                (point.minutes, point.mean),
+                (1.03, (y - low) / (high - low)),
+                textcoords="axes fraction",
+                va="center",
+                arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "0.7", "shrinkB": 3},
+            )
+        out = io.BytesIO()
+        drawn.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Description": f"data {digest(found)}"})
+    return out.getvalue()
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending values moved apart to a distance of at least `gap`, within `low` and `high` if there is room."""
+    placed: list[float] = []
+    for value in values:
+        placed.append(max([value, low, *(last + gap for last in placed[-1:])]))
+    limit = high
+    for k in reversed(range(len(placed))):
+        placed[k] = min(placed[k], limit)
+        limit = placed[k] - gap
+    return placed
+
+
+def problems(page: Path = PAGE, folder: Path = DATA) -> list[str]:
+    """What on the page does not follow from the CSV files, one sentence each."""
+    text = page.read_text(encoding="utf-8")
+    found = [] if page_text(text, folder) == text else [f"the tables of {page} do not follow from {folder}"]
+    for pair in PAIRS:
+        path, runs = folder / f"{pair}.svg", read_runs(pair, folder)
+        drawn = path.read_text(encoding="utf-8") if path.exists() else ""
+        if bool(runs) != bool(drawn) or (runs and digest(points(pair, runs)) not in drawn):
+            found.append(f"{path} does not follow from {pair}.csv")
+    return found
+
+
+def write(page: Path = PAGE, folder: Path = DATA) -> None:
+    write_whole(page, page_text(page.read_text(encoding="utf-8"), folder).encode())
+    for pair, title in PAIRS.items():
+        if runs := read_runs(pair, folder):
+            write_whole(folder / f"{pair}.svg", figure(title, points(pair, runs)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the tables and figures of docs/evidence.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if they do not follow from the CSV files")
+    if not parser.parse_args().check:
+        write()
+        return 0
+    if found := problems():
+        print("; ".join(found) + "; run `python evidence/tables.py`")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    command(main)

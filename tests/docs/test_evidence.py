@@ -1,0 +1,159 @@
+"""docs/evidence.md follows from the CSV files in docs/evidence, and these from run folders."""
+
+import re
+import statistics
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from scipy.stats import t as students_t
+
+from letkd.errors import LetkdError, RunError
+from letkd.recipes import resolve
+from letkd.runs.folder import RunFolder
+from letkd.runs.records import Result
+
+ROOT = Path(__file__).parents[2]
+PAIR = "cifar10-rn56-rn8"
+PAGE = "# A page\n\n<!-- results -->\n<!-- end of results -->\n\n<!-- choices -->\n<!-- end of choices -->\n"
+TESTS = {"ce": [78.0, 79.0, 80.5], "kd": [80.0, 80.5, 82.5], "letkd-1": [81.0, 83.0]}
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    sys.path.insert(0, str(ROOT / "evidence"))
+    try:
+        import collect
+        import study
+        import tables
+
+        yield SimpleNamespace(collect=collect, study=study, tables=tables)
+    finally:
+        sys.path.remove(str(ROOT / "evidence"))
+
+
+@pytest.fixture
+def published(tmp_path, scripts):
+    """A page with the CSV file of one pair."""
+    runs = [
+        scripts.study.Run(PAIR, row, seed, "abc", 6, 80.0, test, 1234, 60 * (seed + 1), 999)
+        for row, tests in TESTS.items()
+        for seed, test in enumerate(tests)
+    ]
+    scripts.study.write_runs(PAIR, runs, tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    return page, runs
+
+
+def test_the_page_follows_from_the_csv_files(scripts):
+    assert scripts.tables.problems() == []
+
+
+def test_a_table_has_every_row_with_its_paired_differences(scripts, tmp_path, published):
+    text = scripts.tables.page_text(published[0].read_text(), tmp_path)
+    rows = {cells[0]: cells for cells in ([c.strip() for c in line.strip("|").split("|")] for line in text.splitlines())}
+    differences = [b - a for a, b in zip(TESTS["ce"], TESTS["kd"], strict=True)]
+    mean, half = statistics.mean(differences), students_t.ppf(0.975, 2) * statistics.stdev(differences) / 3**0.5
+    assert rows["KD"][1:3] == ["81.00 ± 1.32", "3"]
+    assert rows["KD"][3].replace("\\", "") == f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}] (3)"
+    assert rows["KD"][4:] == ["–", "1,234", "2.0 min"]
+    assert rows["letKD-1"][1:3] == ["**82.00 ± 1.41**", "2"]
+    assert rows["letKD-2"][1:] == ["–", "0", "–", "–", "–", "–"]  # no row is dropped
+    assert len([title for title in scripts.study.rows_of(PAIR).values() if title in rows]) == 13
+
+
+def test_a_change_of_a_number_is_found(scripts, tmp_path, published):
+    page, runs = published
+    scripts.tables.write(page, tmp_path)
+    assert scripts.tables.problems(page, tmp_path) == []
+    before = (tmp_path / f"{PAIR}.svg").read_bytes()
+    scripts.tables.write(page, tmp_path)
+    assert (tmp_path / f"{PAIR}.svg").read_bytes() == before
+    assert set(re.findall(r">([A-Z][\w-]+)</text>", before.decode())) >= {"CE", "KD"}
+    scripts.study.write_runs(PAIR, [replace(runs[0], test=78.01), *runs[1:]], tmp_path)
+    tables, figure = scripts.tables.problems(page, tmp_path)
+    assert "page.md do not follow" in tables
+    assert f"{PAIR}.svg does not follow from {PAIR}.csv" in figure
+    (tmp_path / f"{PAIR}.csv").unlink()
+    assert len(scripts.tables.problems(page, tmp_path)) == 2
+
+
+def test_without_a_run_the_page_says_so(scripts, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert len(scripts.tables.problems(page, tmp_path)) == 1
+    scripts.tables.write(page, tmp_path)
+    assert "No counted run is finished yet." in page.read_text()
+    assert scripts.tables.problems(page, tmp_path) == []
+
+
+def test_labels_do_not_overlap(scripts):
+    values = [1.0, 1.0, 1.01, 5.0, 9.99, 10.0]
+    placed = scripts.tables.spread(values, 1.0, 0.0, 10.0)
+    assert all(b - a >= 1 - 1e-9 for a, b in pairwise(placed))
+    assert placed[0] >= 0
+    assert placed[-1] <= 10
+    assert placed[3] == 5.0
+
+
+def finished(folder: Path, row: str, seed: int, *settings: str, **changes) -> None:
+    recipe = resolve(ROOT / f"evidence/{PAIR}.toml", method=row, settings=[f"train.seed={seed}", "data.root='D'", *settings])
+    none = dict.fromkeys(("last_test_top5", "best_val", "best_val_epoch", "best_val_test"))
+    numbers = {"last_test": 80.12346, "last_val": 81.0, "parameters": 7, "epochs": 6, "seconds": 9.0, "cpu_seconds": 5.4}
+    run = RunFolder(folder, recipe)
+    with run.begin():
+        run.log({"epoch": 1, "health": {"penultimate": {"entropy_T": 1.0}}})
+        if changes.get("last_test", 0) is not None:
+            run.finish(Result(**none | numbers | changes))
+
+
+def test_finished_runs_are_collected(scripts, tmp_path, capsys):
+    finished(tmp_path / "runs/kd/seed-1", "kd", 1)
+    finished(tmp_path / "runs/ce/seed-0", "ce", 0)
+    finished(tmp_path / "runs/ce/seed-1", "ce", 1, last_test=None)
+    scripts.collect.collect(PAIR, tmp_path / "runs", "first", tmp_path)
+    assert "ce/seed-1: not finished, not collected" in capsys.readouterr().out
+    first = (tmp_path / f"{PAIR}.csv").read_text().splitlines()
+    assert first[1:] == [f"{PAIR},{row},first,6,81.0,80.1235,7,5,9" for row in ("ce,0", "kd,1")]
+    finished(tmp_path / "more/ce/seed-2", "ce", 2)
+    scripts.collect.collect(PAIR, tmp_path / "more", "second", tmp_path)
+    scripts.collect.collect(PAIR, tmp_path / "runs", "third", tmp_path)  # the same numbers: the commit stays
+    runs = scripts.study.read_runs(PAIR, tmp_path)
+    assert [(run.row, run.seed, run.commit) for run in runs] == [("ce", 0, "first"), ("ce", 2, "second"), ("kd", 1, "first")]
+
+
+def test_a_run_of_another_recipe_is_refused(scripts, tmp_path):
+    finished(tmp_path / "kd/seed-0", "kd", 0, "weights.kd=7")
+    with pytest.raises(RunError, match=r"is not a run of the row kd: it differs from .*toml in weights.kd"):
+        scripts.collect.collect(PAIR, tmp_path, "abc", tmp_path)
+    scripts.collect.collect(PAIR, tmp_path, "abc", tmp_path, settings=["weights.kd=7"])
+
+
+def test_a_folder_without_runs_is_refused(scripts, tmp_path):
+    with pytest.raises(RunError, match="holds no finished run"):
+        scripts.collect.collect(PAIR, tmp_path, "abc", tmp_path)
+
+
+def test_choices_are_collected(scripts, tmp_path):
+    finished(tmp_path / "l16", "letkd-1", 100, 'weights."kd/penultimate"=16')
+    finished(tmp_path / "l4", "letkd-1", 100, 'weights."kd/penultimate"=4', "optim.clip=5", last_val=82.5)
+    finished(tmp_path / "ce", "ce", 100, "data.crop=4")
+    scripts.collect.collect_choices(PAIR, [tmp_path / name for name in ("l16", "l4", "ce")], tmp_path)
+    lines = (tmp_path / "choices.csv").read_text().splitlines()[1:]
+    assert lines == [
+        f"{PAIR},ce,ce,,0.1,4,,,,6,100,2.718,81.0",
+        f"{PAIR},l16,letkd-1,kd/penultimate=16,0.1,0,1,512,,6,100,2.718,81.0",
+        f"{PAIR},l4,letkd-1,kd/penultimate=4,0.1,0,1,512,optim.clip=5.0,6,100,2.718,82.5",
+    ]
+    text = scripts.tables.choices_text(tmp_path)
+    assert "| letKD-1 | kd/penultimate=4 | 0.1 | flips | 512 | 1 | optim.clip=5.0 | 2.72 | **82.50** |" in text
+
+
+def test_a_damaged_csv_file_is_one_sentence(scripts, tmp_path):
+    (tmp_path / f"{PAIR}.csv").write_text("pair,row,seed\nx,y,z\n")
+    with pytest.raises(LetkdError, match=r"rn8.csv is damaged \(.*\); write it again with evidence/collect.py"):
+        scripts.study.read_runs(PAIR, tmp_path)

@@ -1,0 +1,88 @@
+"""The rows of the evidence study (docs/evidence.md) resolve and build, without data."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from letkd.distiller import Distiller
+from letkd.methods import METHODS
+from letkd.models import create_model
+from letkd.recipes import Recipe, list_rows, resolve
+from letkd.taps.fold_bn import fold_teacher
+
+ROOT = Path(__file__).parents[2]
+PAIRS = {"cifar10-rn56-rn8": 10, "cifar10-rn56-rn20": 10, "cifar100-rn32-rn8": 100}  # classes
+ROWS = [
+    *("ce", "ce-longer", "ce-larger", "layer-alone", "kd", "dkd", "kd-ls", "crd", "quest"),
+    *("letkd-1", "letkd-2", "letkd-1-kd", "letkd-2-kd"),
+]
+pairs = pytest.mark.parametrize("pair", PAIRS)
+
+
+@cache
+def recipe_of(pair: str, row: str) -> Recipe:
+    return resolve(ROOT / "evidence" / f"{pair}.toml", method=row)
+
+
+@cache
+def teacher_of(pair: str) -> nn.Module:
+    model = recipe_of(pair, "kd").model_dump()["teacher"]["model"]
+    return fold_teacher(create_model(model, num_classes=PAIRS[pair]).eval(), {}, torch.zeros(1, 3, 32, 32))
+
+
+def distiller_of(pair: str, row: str) -> Distiller:
+    recipe, C = recipe_of(pair, row), PAIRS[pair]
+    student = create_model(recipe.student.model, num_classes=C)
+    methods = [METHODS[name].from_recipe(table) for name, table in recipe.methods.items()]
+    return Distiller(student, teacher_of(pair) if methods else None, methods, weights=recipe.weights, images=45_000)
+
+
+def parameters(distiller: Distiller) -> int:
+    return sum(parameter.numel() for parameter in distiller.export().parameters())
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)  # the recipes name evidence/networks.py
+
+
+@pairs
+def test_the_rows_are_those_of_the_protocol(pair):
+    assert list_rows(f"evidence/{pair}.toml") == ROWS
+    titles = [recipe_of(pair, row).title for row in ROWS]
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    protocol = page.partition("**Rows.**")[2].partition("No row is dropped")[0]
+    assert len(set(titles)) == len(ROWS)
+    assert [title for title in titles if title not in protocol] == []
+
+
+@pairs
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_builds_and_shares_everything_but_the_method(pair, row):
+    distiller = distiller_of(pair, row)
+    recipe, ce = recipe_of(pair, row), recipe_of(pair, "ce")
+    assert distiller.weights["ce"] == 1
+    assert recipe.data == ce.data
+    assert recipe.optim == ce.optim
+    own = {"ce-longer": {"epochs", "cache_views"}}.get(row, set())
+    assert recipe.train.model_dump(exclude=own) == ce.train.model_dump(exclude=own)
+    assert recipe.train.cache_views == recipe.train.epochs
+    assert recipe.student.model == ce.student.model or row == "ce-larger"
+
+
+@pairs
+def test_the_larger_student_has_the_parameters_of_student_and_layer(pair):
+    larger, layer = (parameters(distiller_of(pair, row)) for row in ("ce-larger", "letkd-1"))
+    assert larger == pytest.approx(layer, rel=0.03)
+    assert larger >= layer
+
+
+@pairs
+def test_the_layer_without_teacher_is_letkd_1_without_its_term(pair):
+    alone, letkd1 = distiller_of(pair, "layer-alone"), distiller_of(pair, "letkd-1")
+    assert alone.weights == {"ce": 1.0, "kd/penultimate": 0.0}
+    assert parameters(alone) == parameters(letkd1)
+    assert recipe_of(pair, "layer-alone").methods == recipe_of(pair, "letkd-1").methods
