@@ -54,7 +54,7 @@ def test_it_serves_any_site_of_a_distiller(kind, site):
     assert set(step.terms) == {"ce", f"kd/{site}"}
     assert torch.isfinite(step.loss)
     layer = distiller.student.get_submodule({"intermediate": "last.0", "penultimate": "last"}[site] + f".kd_{site}")
-    assert layer.omega.weight.shape[0] == distiller.fittings()[site].supervision.num_labels()
+    assert layer.omega.weight.shape[0] == distiller.fittings()[site].part.num_labels()
 
 
 @every_kind

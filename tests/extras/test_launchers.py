@@ -16,7 +16,7 @@ import torch
 from letkd.errors import LetkdError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.runs.study import read_study
+from letkd.runs.study_file import read_study
 from letkd.training.launchers import Ray, Slurm, TrainTask, launcher_from
 
 HEAVY = "make test-extras installs it"

@@ -74,7 +74,7 @@ def fitted(**given) -> Distiller:
 def test_a_fit_with_both(tmp_path, said):
     distiller = fitted()
     assert "K = 4 at penultimate: 384 pixels, at least 64 per centre; 3 classes alone would give 128" in said()
-    supervision = distiller.fittings()["penultimate"].supervision
+    supervision = distiller.fittings()["penultimate"].part
     supervision.perplexity = 2.0
     distiller.fit(a_stream(), folder=tmp_path, data="the stream")
     assert "fitted KMeansSupervision(K=4, tau=auto) at penultimate" in said()
@@ -84,7 +84,7 @@ def test_a_fit_with_both(tmp_path, said):
     assert float(entropy.exp().mean()) == pytest.approx(2.0, rel=1e-3), "on the pixels it was fitted to"
 
     again = fitted()
-    again.fittings()["penultimate"].supervision.perplexity = 2.0
+    again.fittings()["penultimate"].part.perplexity = 2.0
     again.fit([], folder=tmp_path, data="the stream")
     assert same_state(again.state_dict(), distiller.state_dict()), "found on disk, τ too"
     third = fitted()

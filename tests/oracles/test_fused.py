@@ -15,7 +15,7 @@ from letkd.functional import pixel_kl, pixels
 from letkd.layer import KDLayer, fused
 from letkd.methods import LetKD, Site
 from letkd.methods.per_pixel import PerPixelMethod
-from letkd.methods.quest import QUEST
+from letkd.methods.quest_kd import QUEST
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
 from letkd.supervision.labels import Entries, Rows, Table, label_kl

@@ -48,7 +48,7 @@ def stems(folder) -> list[str]:
 
 
 def fitted_state(distiller: Distiller) -> dict[str, torch.Tensor]:
-    return {f"{site}.{k}": v for site, part in distiller.fittings().items() for k, v in part.supervision.state_dict().items()}
+    return {f"{site}.{k}": v for site, fitting in distiller.fittings().items() for k, v in fitting.part.state_dict().items()}
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_second_fit_costs_no_run_of_the_teacher(tmp_path, said):
     assert same_state(fitted_state(second), fitted_state(first))
     step = second(a_stream()[0])
     assert torch.equal(step.loss, first(a_stream()[0]).loss)
-    reports = [[part.supervision.report_ for part in distiller.fittings().values()] for distiller in (first, second)]
+    reports = [[fitting.part.report_ for fitting in distiller.fittings().values()] for distiller in (first, second)]
     assert reports[0] == reports[1]
 
 

@@ -187,7 +187,7 @@ def test_the_teachers_3x3_convolution_may_have_other_channels_and_size_than_its_
 
 def test_fit_pools_the_teachers_maps_to_the_students_size():
     distiller = a_distiller(quest(6), "unequal").fit(a_stream())
-    teacher, supervision = distiller.teacher, distiller.fittings()["penultimate"].supervision
+    teacher, supervision = distiller.teacher, distiller.fittings()["penultimate"].part
     with torch.no_grad():
         stream = [(F.avg_pool2d(teacher.last(teacher.first(b.x)), 2), b.y, b.index) for b in a_stream()]
     alone = KMeansSupervision(6).fit(stream)

@@ -261,7 +261,7 @@ def test_a_stream_that_is_not_finite_names_the_tap_and_fits_nothing(bad):
     stream[2].x[0, 0, 0, 0] = bad
     with pytest.raises(NonFiniteError, match=r"the teacher's map at 'intermediate' holds NaN or infinity; nothing was fitted"):
         distiller.fit(stream)
-    assert not any(part.supervision.is_fitted for part in distiller.fittings().values())
+    assert not any(fitting.part.is_fitted for fitting in distiller.fittings().values())
 
 
 def test_what_is_not_fitted_is_named_with_k_and_site():
@@ -321,7 +321,7 @@ def poison_head(distiller, batch):
 
 
 def poison_labels(distiller, batch):
-    distiller.fittings()["penultimate"].supervision.rho_[0, 0] = torch.nan
+    distiller.fittings()["penultimate"].part.rho_[0, 0] = torch.nan
 
 
 def poison_weight(distiller, batch):

@@ -145,7 +145,7 @@ def test_k_means_is_fitted_to_all_images_and_sub_classes_to_labelled_ones():
     whole, stream = a_distiller(letkd2(6, 2)).fit(a_stream()), [partly(batch) for batch in a_stream()]
     some = a_distiller(letkd2(6, 2)).fit(stream)
     labelled = a_distiller(letkd2(6, 2)).fit([of(batch, SOME) for batch in a_stream()])
-    fits = [{site: part.supervision.state_dict() for site, part in d.fittings().items()} for d in (whole, some, labelled)]
+    fits = [{site: fitting.part.state_dict() for site, fitting in d.fittings().items()} for d in (whole, some, labelled)]
     assert same_state(fits[1]["penultimate"], fits[0]["penultimate"])
     assert same_state(fits[1]["intermediate"], fits[2]["intermediate"])
     assert not same_state(fits[1]["penultimate"], fits[2]["penultimate"])
@@ -161,7 +161,7 @@ def test_sub_classes_without_any_label_are_a_sentence():
 
 def test_for_crd_an_unlabelled_image_is_a_class_of_its_own():
     distiller = a_distiller(CRD(K=8, feat_dim=6)).fit([partly(batch) for batch in a_stream()])
-    bank = distiller.fittings()["crd"].supervision
+    bank = distiller.fittings()["crd"].part
     labels = torch.cat([partly(batch).y for batch in a_stream()])
     assert torch.equal(bank.y_[labels >= 0], labels[labels >= 0])
     assert len(bank.y_[labels < 0].unique()) == 12

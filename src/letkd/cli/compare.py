@@ -123,7 +123,7 @@ def show(
 
     from letkd.files import write_whole
     from letkd.progress import show
-    from letkd.report.tables import as_markdown, as_rich
+    from letkd.report.results_table import as_markdown, as_rich
     from letkd.training.trials import compare as run
 
     rows = run(

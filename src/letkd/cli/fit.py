@@ -44,8 +44,7 @@ def fit(
 
     images = build.read_data(recipe)
     distiller = build.build_distiller(recipe, images)
-    parts = distiller.fittings()
-    if not any(part.supervision.fitted_buffers for part in parts.values()):
+    if not any(fitting.part.fitted_buffers for fitting in distiller.fittings().values()):
         print(f"{recipe.title or 'this recipe'} has nothing to fit")
         return
     refuse_links(folder)

@@ -109,7 +109,7 @@ def search(
     winner = finish(given, final_trials, tasks)
 
     from letkd.progress import show
-    from letkd.report.tables import as_rich
+    from letkd.report.results_table import as_rich
     from letkd.runs.results import Row
 
     values = ", ".join(f"{key} = {value}" for key, value in winner.record.params.items())

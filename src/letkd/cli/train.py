@@ -96,7 +96,7 @@ def train(
 
     from letkd.distributed.processes import rank
     from letkd.progress import show
-    from letkd.report.tables import as_rich, without_labels
+    from letkd.report.results_table import as_rich, without_labels
     from letkd.runs.results import Row
     from letkd.training.loop import train as run
     from letkd.training.trackers import parse_trackers

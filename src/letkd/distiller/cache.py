@@ -69,25 +69,28 @@ class PixelLabels:
     """p_T of a site."""
 
     site: str
-    part: Fitting[Supervision]
-
+    fitting: Fitting[Supervision]
     predicts: bool  # whether the teacher predicts the student's classes
 
     def pack(self, features: Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
-        supervision = self.part.supervision
+        supervision = self.fitting.part
         if self.predicts and supervision.unlabelled == "teacher":
             y = torch.where(y < 0, features["logits"].argmax(dim=1), y)
         y = y.clamp_min(0)  # labels of any class for images that no step reads labels of
-        return pack(supervision.labels(self.part.f_T(features), y))
+        return pack(supervision.labels(self.fitting.f_T(features), y))
 
     def unpack(self, packed: dict[str, Tensor], teacher: dict[str, Tensor], labels: dict[str, Labels]) -> None:
-        labels[self.site] = unpack(packed, self.part.supervision)
+        labels[self.site] = unpack(packed, self.fitting.part)
 
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
-        supervision = self.part.supervision
+        supervision = self.fitting.part
         return {
-            "tap": distiller.tap_path(self.part.role),
-            **({"pooled": self.part.match.ratio} if self.part.match.size is None else {"resized": self.part.match.size}),
+            "tap": distiller.tap_path(self.fitting.role),
+            **(
+                {"pooled": self.fitting.match.ratio}
+                if self.fitting.match.size is None
+                else {"resized": self.fitting.match.size}
+            ),
             "supervision": {"kind": supervision.kind, **supervision.settings(), **supervision.label_settings(), "kept": KEPT},
             "fitted": checksum(
                 {name: held for name, held in supervision.named_buffers() if name in supervision.fitted_buffers}
@@ -190,7 +193,7 @@ class TeacherCache:
         lessons = self.distiller.lessons()
         items: dict[str, Item] = {role: Vectors(role) for role in lessons.vectors}
         same = self.distiller.same_classes
-        return items | {f"p_T at {site}": PixelLabels(site, part, same) for site, part in lessons.labels.items()}
+        return items | {f"p_T at {site}": PixelLabels(site, fitting, same) for site, fitting in lessons.labels.items()}
 
     def _origins(self) -> dict[str, str]:
         """All that an item's shards depend on, by item, as a text."""

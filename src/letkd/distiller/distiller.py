@@ -335,21 +335,21 @@ class Distiller(nn.Module):
             terms: fit only what these loss terms need; all where not given.
         """
         unfitted = {
-            site: part
-            for site, part in self.fittings().items()
-            if part.supervision.fitted_buffers and (terms is None or part.term in terms)
+            site: fitting
+            for site, fitting in self.fittings().items()
+            if fitting.part.fitted_buffers and (terms is None or fitting.term in terms)
         }
         if folder is not None and not data:
             raise LetkdError("fit(folder=…) must know which data the fitted files belong to: pass data='a name or hash of it'")
-        origins = {site: self._origin(part, data) for site, part in unfitted.items()} if folder is not None else {}
+        origins = {site: self._origin(fitting, data) for site, fitting in unfitted.items()} if folder is not None else {}
         if folder is not None and not force:
-            for site, part in list(unfitted.items()):
-                if all(objects_of_all(load_fitted(part.supervision, Path(folder), site, origins[site]))):
+            for site, fitting in list(unfitted.items()):
+                if all(objects_of_all(load_fitted(fitting.part, Path(folder), site, origins[site]))):
                     del unfitted[site]
         if unfitted:
             self._fit(unfitted, loader)
             for site in unfitted if folder is not None and rank() == 0 else ():
-                save_fitted(unfitted[site].supervision, Path(folder or ""), site, origins[site])
+                save_fitted(unfitted[site].part, Path(folder or ""), site, origins[site])
         return self
 
     @torch.no_grad()
@@ -359,11 +359,11 @@ class Distiller(nn.Module):
         batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)
         fit_parts(unfitted, batches, self._run_teacher, device=device, checks=self.checks)
 
-    def _origin(self, part: Fitting, data: str) -> Origin:
-        where = f"{self.tap_path(part.role)} {part.match}"
+    def _origin(self, fitting: Fitting, data: str) -> Origin:
+        where = f"{self.tap_path(fitting.role)} {fitting.match}"
         if self.teacher_input is not None and (seen := self.teacher_input.differences()):
             where += f" of images with {seen}"
-        return Origin.of(self._frozen[0], where, data, part.supervision)
+        return Origin.of(self._frozen[0], where, data, fitting.part)
 
     def export(self) -> nn.Module:
         """The student alone, in eval mode: with the layers that a method put into it, without teacher, taps or gradients."""

@@ -13,7 +13,7 @@ from letkd.supervision.shared import finish_of_all
 
 
 def fit_parts(
-    parts: Mapping[str, Fitting],
+    fittings: Mapping[str, Fitting],
     batches: Iterable[Batch],
     run_teacher: Callable[[Tensor], dict[str, Tensor]],
     *,
@@ -27,8 +27,8 @@ def fit_parts(
         device: where the fitted buffers belong.
         checks: whether labels out of range are an error.
     """
-    for part in parts.values():
-        part.supervision.reset()
+    for fitting in fittings.values():
+        fitting.part.reset()
     for batch in batches:
         if not len(batch.y):
             continue  # this process's share of a batch with fewer images than processes
@@ -38,18 +38,18 @@ def fit_parts(
             check_labels(batch.y, None, least=UNLABELLED)
         features = run_teacher(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
         labelled = batch.labelled()
-        for part in parts.values():
-            shown = part.f_T(features), batch.y, batch.index
-            if part.supervision.needs_labels and labelled is not None:
+        for fitting in fittings.values():
+            shown = fitting.f_T(features), batch.y, batch.index
+            if fitting.part.needs_labels and labelled is not None:
                 shown = shown[0][labelled], shown[1][labelled], None if shown[2] is None else shown[2][labelled]
             if len(shown[1]):
-                part.supervision.partial_fit(*shown)
-    for site, part in parts.items():
-        with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-            finish_of_all(part.supervision)
-        part.supervision.to(device)
+                fitting.part.partial_fit(*shown)
+    for site, fitting in fittings.items():
+        with bar(f"{fitting.part} at {site}: from pixels to labels", None):
+            finish_of_all(fitting.part)
+        fitting.part.to(device)
         facts = (
             f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
-            for name, value in part.supervision.report_.items()
+            for name, value in fitting.part.report_.items()
         )
-        say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
+        say(f"fitted {fitting.part} at {site} ({', '.join(facts)})")

@@ -29,7 +29,7 @@ from letkd.taps import (
 )
 from letkd.taps.layouts import Tokens
 from letkd.taps.outputs import is_backbone, logits_in
-from letkd.taps.trace import pixels_reach
+from letkd.taps.tracing import pixels_reach
 
 
 @dataclass
@@ -174,7 +174,7 @@ Part = TypeVar("Part", bound=Fitted, covariant=True)
 class Fitting(Generic[Part]):
     """An offline part: what is fitted, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
 
-    supervision: Part
+    part: Part
     role: str
     term: str
     match: GridMatch = AS_IT_IS
@@ -279,7 +279,7 @@ class Method(nn.Module):
 
     def why_labels(self) -> str:
         """Why the method cannot learn if no image has a label; "" if it can."""
-        kinds = [part.supervision for part in self.fittings().values() if part.supervision.needs_labels]
+        kinds = [fitting.part for fitting in self.fittings().values() if fitting.part.needs_labels]
         return self.needs_labels or (f"its labels at {kinds[0].where!r} are sub-classes of the classes" if kinds else "")
 
     def grafted(self) -> dict[str, str]:

@@ -17,11 +17,11 @@ from letkd.taps.tap import (
     replace_module,
     run_once,
 )
-from letkd.taps.trace import Ran, trace
+from letkd.taps.tracing import ModuleRun, trace
 
 __all__ = [
     "Graft",
-    "Ran",
+    "ModuleRun",
     "Replacement",
     "Tap",
     "Taps",

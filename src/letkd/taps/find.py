@@ -6,7 +6,7 @@ from letkd.errors import TapError
 from letkd.taps.outputs import is_backbone
 from letkd.taps.tap import Tap
 from letkd.taps.token_sites import Place, kind_of, last_blocks, places_in, propose_places
-from letkd.taps.trace import Ran, trace
+from letkd.taps.tracing import ModuleRun, trace
 
 
 def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
@@ -41,7 +41,7 @@ def proposed_taps(model: nn.Module, example: Tensor) -> tuple[dict[str, Tap], st
     return proposals(ran, example)
 
 
-def proposals(ran: list[Ran], example: Tensor) -> tuple[dict[str, Tap], str]:
+def proposals(ran: list[ModuleRun], example: Tensor) -> tuple[dict[str, Tap], str]:
     """What `proposed_taps` gives, from a trace that was made with `example`."""
     try:
         return propose(ran, example), ""
@@ -49,7 +49,7 @@ def proposals(ran: list[Ran], example: Tensor) -> tuple[dict[str, Tap], str]:
         return _pooled(ran), str(error)
 
 
-def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+def propose(ran: list[ModuleRun], example: Tensor) -> dict[str, Tap]:
     """What `find_taps` proposes, from a trace that was made with `example`."""
     # What runs twice cannot be tapped, so it is not proposed.
     done = sorted((item for item in ran if len(item.shapes) == 1 and item.path and item.live), key=lambda item: item.order)
@@ -75,7 +75,7 @@ def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
     return found | stages | _pooled(ran)
 
 
-def _propose_tokens(places: list[Place], ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+def _propose_tokens(places: list[Place], ran: list[ModuleRun], example: Tensor) -> dict[str, Tap]:
     model = ran[0].module
     last, first, stages = propose_places(places, model, example, headless=_is_headless(ran))
     if last is None:
@@ -117,7 +117,7 @@ def _above(path: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _pooled(ran: list[Ran]) -> dict[str, Tap]:
+def _pooled(ran: list[ModuleRun]) -> dict[str, Tap]:
     """The input of the last linear layer, if that gives the logits; for a backbone without a classifier its last vector."""
     if _is_headless(ran):
         vectors = [item for item in ran if item.path and item.live and [len(shape) for shape in item.shapes] == [2]]
@@ -132,7 +132,7 @@ def _pooled(ran: list[Ran]) -> dict[str, Tap]:
     return {"pooled": Tap(last.path, io="input")}
 
 
-def _is_headless(ran: list[Ran]) -> bool:
+def _is_headless(ran: list[ModuleRun]) -> bool:
     """Whether the model returns something else than logits [b C]."""
     return is_backbone(ran[0].module) or [isinstance(shape, str) or len(shape) != 2 for shape in ran[0].shapes] == [True]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from letkd.taps.layouts import ChannelsLast, Layout, TokenFacts
 from letkd.taps.tap import Tap
-from letkd.taps.trace import Ran, pixels_reach
+from letkd.taps.tracing import ModuleRun, pixels_reach
 
 QUARTERS = 4  # stages of a network whose blocks all have one size
 
@@ -40,7 +40,7 @@ class Place:
         return Tap(self.path, channels=self.shape[1], stride=example.shape[-2] // self.shape[-2], layout=layout)
 
 
-def places_in(done: list[Ran], model: nn.Module, example: Tensor) -> list[Place]:
+def places_in(done: list[ModuleRun], model: nn.Module, example: Tensor) -> list[Place]:
     """Every module that gives features of more than one pixel, in the order in which they ran, each in its layout.
 
     A shape that may be a map as well as one with channels last counts as what most others are.

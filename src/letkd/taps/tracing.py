@@ -13,7 +13,7 @@ from letkd.taps.tap import Taps, check_model, find_module, in_eval_mode, run_onc
 
 
 @dataclass(frozen=True)
-class Ran:
+class ModuleRun:
     """What one module did in a forward.
 
     Args:
@@ -36,7 +36,7 @@ class Ran:
     first: tuple[int, ...] | None = None
 
 
-def trace(model: nn.Module, example: Tensor) -> list[Ran]:
+def trace(model: nn.Module, example: Tensor) -> list[ModuleRun]:
     """What every module gives in one forward (see `run_once`), in the order of `named_modules`."""
     check_model(model)
     shapes: dict[nn.Module, list[tuple[int, ...] | str]] = {}
@@ -62,7 +62,7 @@ def trace(model: nn.Module, example: Tensor) -> list[Ran]:
     order = {module: i for i, module in enumerate(shapes)}
     live = _live(model, example)
     return [
-        Ran(
+        ModuleRun(
             first,
             module,
             tuple(shapes.get(module, ())),
