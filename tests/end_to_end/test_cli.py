@@ -256,7 +256,7 @@ def test_compare(letkd, tmp_path):
     assert (tmp_path / "runs" / "compare-digits-tiny" / "table.md").exists()
     code, _, err = letkd("compare", "--data", "mnist")
     assert (code, err.count("\n")) == (2, 1)
-    assert "'mnist' has none" in err
+    assert "--data 'mnist': no pair uses this data set" in err
 
 
 def test_methods(letkd):

@@ -91,7 +91,7 @@ def test_runs_through_submitit_with_a_worker_killed(in_turn, tmp_path):
     run = str(Path(killed).relative_to(tmp_path))
     assert f"{run}: job " in err
     assert "returned no result" in err
-    assert "submitted again" in err
+    assert "started again" in err
 
 
 def task(folder: Path) -> TrainTask:
