@@ -78,7 +78,7 @@ def test_the_flag_and_the_methods_it_does_not_serve(teacher, tmp_path):  # noqa:
     command = [sys.executable, "-m", "letkd", "train", "digits/tiny/at", *options, str(tmp_path / "at")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert "and 'at' needs whole maps; train without it" in done.stderr
+    assert "but 'at' needs whole maps; train without the cache" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "at").exists()
 

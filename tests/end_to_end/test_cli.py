@@ -173,7 +173,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
     assert "Sequential has no module 'bodi'; nearest: " in err.splitlines()[-1]
     code, _, err = letkd("eval", "own")
     assert code == 2
-    assert "code is not run because a file names it" in err
+    assert "code is not run only because a file names it" in err
     assert letkd("eval", "own", "--student", "nets.py:small")[0] == 0
     code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--out", "own3")
     assert code == 0

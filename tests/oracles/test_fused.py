@@ -139,7 +139,7 @@ def test_without_running_statistics_those_of_the_batch_are_used_in_eval_too():
 
 
 def test_one_pixel_has_no_statistics():
-    with pytest.raises(DataError, match=r"two pixels or more and got one; use a larger batch, or eval\(\)"):
+    with pytest.raises(DataError, match=r"at least two pixels in training but got one; use a larger batch, or eval\(\)"):
         layers()[1](torch.randn(1, d, 1, 1).double())
 
 

@@ -79,7 +79,7 @@ def test_a_teacher_of_another_class_order_teaches_the_same(method):
 
 
 def test_an_order_that_is_none_is_refused():
-    with pytest.raises(UnsupportedPair, match="names 2 of them, and Net has 3 logits; name each index from 0 once"):
+    with pytest.raises(UnsupportedPair, match="has 2 entries, but Net has 3 logits; name each index from 0 once"):
         a_distiller(KD(), teacher_input=TeacherInput(HALF, HALF, HALF, HALF, order=(1, 0)))
 
 
@@ -97,7 +97,7 @@ def test_other_classes_are_refused_by_methods_that_read_logits_alone():
 
 def test_fits_and_cached_views_of_another_input_are_not_reused(tmp_path, said):
     seen = TeacherInput(HALF, HALF, MEAN, STD)
-    for options, says in [({}, ""), ({"teacher_input": seen}, "exist for other tap"), ({"teacher_input": seen}, "reused")]:
+    for options, says in [({}, ""), ({"teacher_input": seen}, "differ in tap"), ({"teacher_input": seen}, "reused")]:
         a_distiller(letkd1(6), **options).fit(a_stream(), folder=tmp_path, data="these")
         assert says in said()
     pictures = torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8)

@@ -20,20 +20,20 @@ def fit_parts(
     device: torch.device,
     checks: bool,
 ) -> None:
-    """Fit every part, by site, to the teacher's features of all batches; a part that needs labels gets the images that have one.
+    """Fit every part, by site, to the teacher's features of all batches; a part that needs labels gets only labelled images.
 
     Args:
-        run_teacher: features by role for images.
-        device: where the fitted buffers belong.
+        run_teacher: returns the teacher's features by role.
+        device: of the fitted buffers.
         checks: whether labels out of range are an error.
     """
     for fitting in fittings.values():
         fitting.part.reset()
     for batch in batches:
         if not len(batch.y):
-            continue  # this process's share of a batch with fewer images than processes
+            continue  # the batch has fewer images than there are processes
         if batch.y2 is not None:
-            raise DataError("fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix")
+            raise DataError("fit() got mixed images, but needs unmixed ones; use a loader without mix")
         if checks:
             check_labels(batch.y, None, least=UNLABELLED)
         features = run_teacher(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
@@ -45,7 +45,7 @@ def fit_parts(
             if len(shown[1]):
                 fitting.part.partial_fit(*shown)
     for site, fitting in fittings.items():
-        with bar(f"{fitting.part} at {site}: from pixels to labels", None):
+        with bar(f"{fitting.part} at {site}: computing labels", None):
             finish_of_all(fitting.part)
         fitting.part.to(device)
         facts = (

@@ -1,4 +1,4 @@
-"""Places in a network: read there, put a layer there, find the ones that matter."""
+"""Taps: read features inside a network, insert layers, and find suitable modules."""
 
 from letkd.taps.find import find_taps
 from letkd.taps.tap import (
