@@ -5,7 +5,7 @@ import torch
 
 from letkd.data import Loader, Split
 from letkd.distiller.cache import TeacherCache
-from letkd.distiller.teacher_input import SeenTeacher, TeacherInput
+from letkd.distiller.teacher_input import AdaptedTeacher, TeacherInput
 from letkd.errors import LetkdError, UnsupportedPair
 from letkd.methods import KD, SimKD, letkd1
 from letkd.models import load_weights, save_weights
@@ -75,7 +75,7 @@ def test_a_teacher_of_another_class_order_teaches_the_same(method):
         torch.testing.assert_close(two.loss, one.loss)
         torch.testing.assert_close(two.logits, one.logits)
     x = images(4)[0]
-    torch.testing.assert_close(SeenTeacher(other.teacher, other.teacher_input)(x), as_logits(teacher(x), teacher))
+    torch.testing.assert_close(AdaptedTeacher(other.teacher, other.teacher_input)(x), as_logits(teacher(x), teacher))
 
 
 def test_an_order_that_is_none_is_refused():
@@ -106,7 +106,7 @@ def test_fits_and_cached_views_of_another_input_are_not_reused(tmp_path, said):
     batch = next(iter(loader))
     logits = [TeacherCache(each, loader, tmp_path / "views").read(batch)[0]["logits"] for each in (plain, other)]
     assert not torch.equal(*logits)
-    torch.testing.assert_close(logits[1], SeenTeacher(other.teacher, seen)(batch.x))
+    torch.testing.assert_close(logits[1], AdaptedTeacher(other.teacher, seen)(batch.x))
 
 
 def test_weights_of_other_classes_give_all_but_the_classifier(tmp_path, said):

@@ -221,7 +221,7 @@ class TeacherCache:
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",
         }
         if self.distiller.teacher_input is not None:
-            shared |= {"teacher's input": str(seen)} if (seen := self.distiller.teacher_input.differences()) else {}
+            shared |= {"teacher's input": str(different)} if (different := self.distiller.teacher_input.differences()) else {}
         return {
             name: json.dumps({**shared, "item": name, **item.origin(self.distiller)}, sort_keys=True)
             for name, item in self._items().items()

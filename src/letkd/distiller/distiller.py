@@ -273,10 +273,10 @@ class Distiller(nn.Module):
             return {}
         self._frozen[0].eval()
         with torch.autocast(x.device.type, enabled=False):  # in bf16 many pixels would be assigned to another centre
-            seen = self.teacher_input
-            output, features = self._teacher_reads(x if seen is None else seen(x))
+            adapt = self.teacher_input
+            output, features = self._teacher_reads(x if adapt is None else adapt(x))
             logits = logits_in(output)  # None for a backbone; its methods do not read logits
-            return features if logits is None else {**features, "logits": logits if seen is None else seen.reorder(logits)}
+            return features if logits is None else {**features, "logits": logits if adapt is None else adapt.reorder(logits)}
 
     def check_mix(self) -> None:
         """Raise an error if a method cannot learn from mixed images (`letkd.data.Mix`)."""
@@ -363,8 +363,8 @@ class Distiller(nn.Module):
 
     def _origin(self, fitting: Fitting, data: str) -> Origin:
         where = f"{self.tap_path(fitting.role)} {fitting.match}"
-        if self.teacher_input is not None and (seen := self.teacher_input.differences()):
-            where += f" of images with {seen}"
+        if self.teacher_input is not None and (differences := self.teacher_input.differences()):
+            where += f" of images with {differences}"
         return Origin.of(self._frozen[0], where, data, fitting.part)
 
     def export(self) -> nn.Module:

@@ -80,19 +80,19 @@ class TeacherInput:
         return found
 
 
-class SeenTeacher(nn.Module):
+class AdaptedTeacher(nn.Module):
     """A teacher that takes the student's images and returns logits in the student's order, as in training."""
 
-    def __init__(self, teacher: nn.Module, seen: TeacherInput):
+    def __init__(self, teacher: nn.Module, teacher_input: TeacherInput):
         super().__init__()
-        self.teacher, self.seen = teacher, seen
+        self.teacher, self.teacher_input = teacher, teacher_input
 
     @property
     def taps(self) -> dict[str, Tap]:
         return {role: replace(tap, path=f"teacher.{tap.path}") for role, tap in as_taps(self.teacher).items()}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.seen.reorder(as_logits(self.teacher(self.seen(x)), self.teacher))
+        return self.teacher_input.reorder(as_logits(self.teacher(self.teacher_input(x)), self.teacher))
 
 
 # Created once per device: copying to the device in every step would synchronise.

@@ -89,23 +89,23 @@ class Reservoir:
             return own
         if own is not None and own._kept:
             own._compact()
-        held = own._kept[0] if own is not None and own._kept else None
+        kept = own._kept[0] if own is not None and own._kept else None
         frames = objects_of_all(None if own is None else (own.capacity, own.groups, own.seed, own.seen))
-        names = objects_of_all(None if held is None else held[:3])
+        names = objects_of_all(None if kept is None else kept[:3])
         if not any(frame is not None for frame in frames):
             return None
         capacity, groups, seed, _ = next(frame for frame in frames if frame is not None)
         merged = cls(capacity, groups=groups, seed=seed)
         merged.seen = torch.stack([frame[3] for frame in frames if frame is not None]).sum(dim=0)
-        owners = [torch.stack([torch.full_like(part[0], r), torch.arange(len(part[0]))], dim=1) for r, part in _there(names)]
-        merged._kept = [(*part, owner) for (_, part), owner in zip(_there(names), owners, strict=True)]
+        owners = [torch.stack([torch.full_like(part[0], r), torch.arange(len(part[0]))], dim=1) for r, part in _present(names)]
+        merged._kept = [(*part, owner) for (_, part), owner in zip(_present(names), owners, strict=True)]
         if not merged._kept:
             return merged
         merged._compact()
         group, priority, name, owner = merged._kept[0]
         mine = owner[owner[:, 0] == rank(), 1]
-        rows = objects_of_all(None if held is None else held[3][mine])
-        sent = torch.cat([part for _, part in _there(rows)])
+        rows = objects_of_all(None if kept is None else kept[3][mine])
+        sent = torch.cat([part for _, part in _present(rows)])
         # The pixels of rank r are sent in the order that they have in the merged reservoir.
         order = torch.argsort(owner[:, 0], stable=True)
         merged._kept = [(group, priority, name, torch.empty_like(sent).index_copy_(0, order, sent))]
@@ -122,7 +122,7 @@ class Reservoir:
         return rows[order], group[order]
 
 
-def _there(parts: list[Any]) -> list[tuple[int, Any]]:
+def _present(parts: list[Any]) -> list[tuple[int, Any]]:
     """The parts that are not None, each with its rank."""
     return [(r, part) for r, part in enumerate(parts) if part is not None]
 

@@ -122,7 +122,7 @@ class ClassTree(Fitted):
 
     def gather(self) -> None:
         parts = [(self._sums, self._n)] if self._reservoir is not None else []
-        sums = [part for held in objects_of_all(parts) for part in held]
+        sums = [part for own in objects_of_all(parts) for part in own]
         self._reservoir = Reservoir.of_all(self._reservoir)
         if sums:
             self._sums, self._n = (torch.stack(part).sum(dim=0) for part in zip(*sums, strict=True))

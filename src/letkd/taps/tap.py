@@ -146,19 +146,19 @@ class Taps:
         self._among_tokens = any(_is_among_tokens(model, tap.path) for tap in self.taps.values())
 
     def __call__(self, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
-        output, seen, versions = self._run(x)
-        overwritten = {role for role, f in seen.items() if _version(f) != versions[role]}
+        output, features, versions = self._run(x)
+        overwritten = {role for role, f in features.items() if _version(f) != versions[role]}
         if overwritten:
             self._overwritten |= overwritten
-            output, seen, _ = self._run(x)
+            output, features, _ = self._run(x)
         if not torch.compiler.is_compiling():
-            self._check_shapes(x, seen)
+            self._check_shapes(x, features)
         for role, tap in self.taps.items():
             if tap.layout != "map":
-                seen[role] = self._as_map(role, tap, seen[role], x)
-        return output, seen
+                features[role] = self._as_map(role, tap, features[role], x)
+        return output, features
 
-    def _check_shapes(self, x: Tensor, seen: Mapping[str, Tensor]) -> None:
+    def _check_shapes(self, x: Tensor, features: Mapping[str, Tensor]) -> None:
         """Images of one size must give features of one shape, because methods, fits and layers are built for it."""
         if self._among_tokens:
             H, W = self._image = self._image or (x.shape[-2], x.shape[-1])
@@ -167,7 +167,7 @@ class Taps:
                     f"a layer on the tokens of {type(self.model).__name__} was built for images of {H}x{W}, but a batch has images "
                     f"of {x.shape[-2]}x{x.shape[-1]}, whose grid has other proportions; use images of one shape"
                 )
-        for role, f in seen.items():
+        for role, f in features.items():
             shape = f.shape[1:]
             if (before := self._shapes.setdefault((role, x.shape[1:]), shape)) != shape:
                 raise TapError(
@@ -194,12 +194,12 @@ class Taps:
         return f"tap {role!r}: the {tap.io} of module {tap.path!r} of {type(self.model).__name__}"
 
     def _run(self, x: Tensor) -> tuple[Any, dict[str, Tensor], dict[str, int]]:
-        seen: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
         versions: dict[str, int] = {}
         handles = []
         try:
             for role, tap in self.taps.items():
-                hook = _Reader(seen, versions, role, tap, type(self.model).__name__, copy=role in self._overwritten)
+                hook = _Reader(features, versions, role, tap, type(self.model).__name__, copy=role in self._overwritten)
                 module = self._modules[role]
                 # Inputs are read before the module runs, because it may overwrite them.
                 handles.append(
@@ -210,17 +210,17 @@ class Taps:
             for handle in handles:
                 handle.remove()
         for role, tap in self.taps.items():
-            if role not in seen:
+            if role not in features:
                 raise TapError(
                     f"tap {role!r}: module {tap.path!r} of {type(self.model).__name__} did not run in its forward pass; "
                     "name a module that does (a ModuleList, for example, never runs itself)"
                 )
-        return output, seen, versions
+        return output, features, versions
 
 
 class _Reader:
-    def __init__(self, seen: dict[str, Tensor], versions: dict[str, int], role: str, tap: Tap, model: str, *, copy: bool):
-        self.seen, self.versions, self.role, self.tap, self.model, self.copy = seen, versions, role, tap, model, copy
+    def __init__(self, features: dict[str, Tensor], versions: dict[str, int], role: str, tap: Tap, model: str, *, copy: bool):
+        self.features, self.versions, self.role, self.tap, self.model, self.copy = features, versions, role, tap, model, copy
 
     def __call__(self, module: nn.Module, args: tuple, output: Any = None) -> None:
         value = output if self.tap.io == "output" else (args[0] if args else None)
@@ -228,11 +228,11 @@ class _Reader:
         where = f"tap {self.role!r}: the {self.tap.io} of module {self.tap.path!r} of {self.model}"
         if not isinstance(value, Tensor):
             raise TapError(f"{where} is a {type(value).__name__}, not a tensor; name a module inside it that returns one")
-        if self.role in self.seen:
+        if self.role in self.features:
             raise TapError(
                 f"{where} was computed twice in one forward pass; name a module that runs once (`letkd taps` marks these)"
             )
-        self.seen[self.role] = value = value.clone() if self.copy else value
+        self.features[self.role] = value = value.clone() if self.copy else value
         self.versions[self.role] = _version(value)
 
 
