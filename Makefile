@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows what it does, `make test` shows that it is right.
+# The two main commands: `make demo` shows what letkd does, `make test` runs all checks and tests.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,19 +15,19 @@ demo: $(READY)
 test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# While working, side by side: lint, types and the tests that take no whole run.
+# Quick check while working: lint, types and the tests without whole runs, in parallel.
 check: $(READY)
 	$(MAKE) --no-print-directory -j 3 lint types fast
 
 fast: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (slow or browser or processes or storm)"
 
-# timm, torchvision and transformers stay out of the first environment: the core must work, and is tested, without them. Ray, MLflow's
-# server and wandb are large.
+# timm, torchvision and transformers are not installed in the first environment: the core must work, and is tested, without them. Ray,
+# MLflow's server and wandb are large.
 test-extras: $(EXTRAS)/.ready
 	OMP_NUM_THREADS=1 $(EXTRAS)/bin/python -m pytest -q tests/extras
 
-# The report's tests open it in a real browser; where there is none, they say how to get one.
+# The tests of the report open it in a real browser; without one, they say how to install it.
 browser:
 	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get -qq update >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null || true; fi
@@ -40,11 +40,11 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Warnings are errors, which --quiet would hide; nothing is fetched. The pages are in build/site.
+# Warnings are errors, which --quiet would hide; nothing is downloaded. The pages are written to build/site.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The wheel, installed and used where there is no source.
+# Installs and uses the wheel in an environment without the source.
 wheel-test: $(READY)
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
@@ -59,8 +59,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
-# Apart: Fabric imports torchmetrics, which Lightning brings, wherever it is installed, and every process of the tests would wait
-# seconds for it. One example needs Lightning.
+# Separate, because only one example needs Lightning: with it comes torchmetrics, which Fabric imports if it is installed, and every
+# process of the other tests would take seconds longer to start.
 $(LIGHTNING)/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(LIGHTNING) --upgrade \
 		"pytorch-lightning>=2.4" torchmetrics tqdm pyyaml

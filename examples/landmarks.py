@@ -1,4 +1,4 @@
-"""A landmark regressor as the student: coordinates by a task of your own. `python examples/landmarks.py`"""
+"""A student that predicts landmarks, trained with your own task. `python examples/landmarks.py`"""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ POINTS = 3
 
 
 def faces(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Noisy images [n 3 32 32] of three soft spots, one per channel, and where they are: [n 6], rows and columns from -1 to 1."""
+    """Noisy images [n 3 32 32] of three soft spots, one per channel, and their positions [n 6], rows and columns from -1 to 1."""
     g = torch.Generator().manual_seed(seed)
     points = 1.4 * torch.rand(n, POINTS, 2, generator=g) - 0.7
     grid = torch.stack(torch.meshgrid(torch.linspace(-1, 1, 32), torch.linspace(-1, 1, 32), indexing="ij"))
@@ -62,7 +62,7 @@ def main(steps: int = 150, n: int = 64) -> dict[str, float]:
     many, few, test = faces(500, seed=0), faces(n, seed=1), faces(200, seed=2)
     teacher = train(letkd.Distiller(network(16, 32), task=locate), *many, steps)
     student, taps = network(8, 16), {"penultimate": "0"}
-    method = letkd.methods.quest(K=64, tau="auto")  # no layer in the student: a convolution already reads where things are
+    method = letkd.methods.quest(K=64, tau="auto")  # no layer in the student: its convolution already reads positions
     weights = {"centre": 0.5, "kd/penultimate": 0.1}
     distiller = letkd.Distiller(
         student, teacher, method, task=locate, weights=weights, student_taps=taps, teacher_taps=taps, example=test[0][:1]

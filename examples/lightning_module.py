@@ -9,7 +9,7 @@ from plain_pytorch import digits
 
 
 class Distillation(pl.LightningModule):
-    """Any student, teacher and method. The teacher moves along with the module, and stays out of its checkpoints."""
+    """Any student, teacher and method. The teacher moves with the module to a device, but is not part of its checkpoints."""
 
     def __init__(self, distiller: letkd.Distiller, lr: float = 0.05):
         super().__init__()
@@ -32,7 +32,7 @@ def main(teacher: torch.nn.Module, loader: DataLoader, **options) -> torch.nn.Mo
 
 
 if __name__ == "__main__":
-    untrained = letkd.create_model("resnet14_tiny", num_classes=10)  # yours would come with weights="teacher.safetensors"
+    untrained = letkd.create_model("resnet14_tiny", num_classes=10)  # for a trained one pass weights="teacher.safetensors"
     main(
         untrained, DataLoader(digits(1000), batch_size=50, shuffle=True), max_epochs=2, logger=False, enable_checkpointing=False
     )

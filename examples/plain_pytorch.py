@@ -17,7 +17,7 @@ def train(distiller: letkd.Distiller, loader: DataLoader, epochs: int) -> torch.
     optimizer = torch.optim.SGD(distiller.parameters(), lr=0.05, momentum=0.9)
     for epoch in range(epochs):
         distiller.train()
-        for batch in loader:  # (x, y), as any loader gives them
+        for batch in loader:  # (x, y), as from any loader
             step = distiller(batch)
             optimizer.zero_grad()
             step.loss.backward()

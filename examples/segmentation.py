@@ -1,4 +1,4 @@
-"""A segmenter as the student: per-pixel classes by a task of your own, features from a teacher. `python examples/segmentation.py`"""
+"""A student that segments images, trained with your own task and a teacher's features. `python examples/segmentation.py`"""
 
 import torch
 import torch.nn.functional as F
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 import letkd
 
-CLASSES, NO_MASK = 3, -1  # background, disc, square; the mask of an image without one
+CLASSES, NO_MASK = 3, -1  # background, disc, square; the mask value of images without a mask
 
 
 def shapes(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Noisy images [n 3 32 32] of a disc with stripes across and a square with stripes down, and their masks [n 32 32]."""
+    """Noisy images [n 3 32 32] of a disc with horizontal stripes and a square with vertical stripes, and their masks [n 32 32]."""
     g = torch.Generator().manual_seed(seed)
     rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     centre, radius = 6 + 20 * torch.rand(n, 2, 2, 1, 1, generator=g), 3 + 4 * torch.rand(n, 2, 1, 1, generator=g)
@@ -23,7 +23,7 @@ def shapes(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network(*widths: int) -> nn.Module:
-    """Maps of half the size, and from each of their pixels the classes of 2x2 pixels."""
+    """Computes maps of half the size, and from each pixel of the last map the classes of 2x2 pixels."""
     layers, d = [], 3
     for k, width in enumerate(widths):
         layers += [nn.Conv2d(d, width, 3, stride=2 if k == 0 else 1, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
@@ -32,7 +32,7 @@ def network(*widths: int) -> nn.Module:
 
 
 def segment(output: Tensor, batch: letkd.Batch) -> dict[str, Tensor]:
-    """The task: cross-entropy of every pixel, over the images that have a mask."""
+    """The task: cross-entropy per pixel, over the images with a mask."""
     return {"pixels": F.cross_entropy(output, batch.target, ignore_index=NO_MASK)}
 
 

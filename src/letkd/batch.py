@@ -22,6 +22,11 @@ class Batch:
     `view` is the number of the fixed view, if the loader has fixed views (`letkd.distiller.cache`). `second` holds the same images in a
     second view, with the shape of `x`, for methods that compare two views (MLKD). If the images are mixed (`letkd.data.Mix`), `y2 [b]`
     are the labels of the other images and `lam` is the share of `y`, 1/2 or more.
+
+    Examples:
+        >>> batch = Batch(torch.zeros(3, 3, 32, 32), torch.tensor([4, -1, 2]))  # the second image has no label
+        >>> batch.labelled()
+        tensor([0, 2])
     """
 
     x: Tensor
@@ -33,9 +38,7 @@ class Batch:
     y2: Tensor | None = None
     lam: float = 1.0
     target: Any = None
-    labelled_per_process: float | None = (
-        None  # mean over the processes that share a batch; None: one process has the whole batch
-    )
+    labelled_per_process: float | None = None  # mean over the processes that share a batch; None: one process has all of it
     all_labelled: bool | None = None  # None: unknown, because reading the labels would wait for the device
 
     def __post_init__(self):
@@ -131,7 +134,7 @@ def channels_of(model: object) -> int | None:
 
 
 def check_batch(batch: Batch, *, channels: int | None = None) -> Batch:
-    """The batch with int64 labels. Raises if it does not hold images and class indices.
+    """The batch with int64 labels. Raises an error if it does not contain images and class indices.
 
     Only shapes and types are checked, not values, so nothing waits for the device.
 
@@ -157,7 +160,7 @@ def check_labels(y: Tensor, C: int | None, *, least: int = 0) -> bool:
         wrong = low if low < least else high
         none = "" if least == 0 else ", -1 for an image without a label"
         raise DataError(
-            f"a label is {wrong}, and with {C or 'C'} classes labels run from 0 to {C - 1 if C else 'C - 1'}{none}"
+            f"a label is {wrong}, but with {C or 'C'} classes labels range from 0 to {C - 1 if C else 'C - 1'}{none}"
             + ("; accuracy is not defined for images without a label" if low == UNLABELLED and least == 0 else "")
         )
     return low >= 0

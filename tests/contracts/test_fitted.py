@@ -135,7 +135,9 @@ def test_nan_in_the_stream_stops_the_fit_and_nothing_is_fitted(kind):
     f_T, y, index = features()
     f_T[7, 0, 1, 1] = torch.inf
     part = at_site(kind, "intermediate")
-    with pytest.raises(NonFiniteError, match=r"the teacher's map at 'intermediate' holds NaN or infinity; nothing was fitted"):
+    with pytest.raises(
+        NonFiniteError, match=r"the teacher's map at 'intermediate' contains NaN or infinity; nothing was fitted"
+    ):
         part.fit(in_batches((f_T, y, index), 5))
     assert not part.is_fitted
     part.fit(in_batches(features(), 5))  # and nothing of it is left in the next one

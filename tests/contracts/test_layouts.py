@@ -246,5 +246,5 @@ def test_projecting_tokens_to_other_channels_gets_a_sentence():
 
     student = ViT(8, pool="mean")
     taps = {**find_taps(student, EXAMPLE), "penultimate": "blocks.3:tokens"}
-    with pytest.raises(TapError, match="a layer that turns 8 channels into 10 cannot stand among tokens with 3 prefix tokens"):
+    with pytest.raises(TapError, match="a layer that turns 8 channels into 10 cannot be used on tokens with 3 prefix tokens"):
         Distiller(student, Net(5), SimKD(), student_taps=taps, teacher_taps=TAPS, example=EXAMPLE)

@@ -55,7 +55,7 @@ def test_it_serves_any_site_of_a_distiller(kind, site):
     assert set(step.terms) == {"ce", f"kd/{site}"}
     assert torch.isfinite(step.loss)
     layer = distiller.student.get_submodule({"intermediate": "last.0", "penultimate": "last"}[site] + f".kd_{site}")
-    assert layer.omega.weight.shape[0] == distiller.fittings()[site].supervision.num_labels()
+    assert layer.omega.weight.shape[0] == distiller.fittings()[site].part.num_labels()
 
 
 @every_kind
@@ -173,9 +173,7 @@ def test_maps_of_low_precision_are_labelled_too(kind):
 @every_fitted_kind
 def test_maps_of_other_channels_than_it_was_fitted_to_are_refused(kind):
     f_T, y, _ = features(d=6)
-    with pytest.raises(
-        FitError, match=r"at 'penultimate' was fitted to maps of 4 channels and now gets 6: fit it to this teacher"
-    ):
+    with pytest.raises(FitError, match=r"at 'penultimate' was fitted to maps of 4 channels but gets 6; fit it to this teacher"):
         fitted(kind).p_T(f_T, y)
 
 
@@ -191,5 +189,5 @@ def test_a_dead_layer_is_refused(kind):
 @pytest.mark.parametrize("value", [0.1, 3.5])
 def test_sub_classes_of_a_layer_that_never_varies_are_refused(value):
     f_T, y, index = features()
-    with pytest.raises(FitError, match=r"the teacher's maps at 'penultimate' are the same for every class, or constant"):
+    with pytest.raises(FitError, match=r"the teacher's maps at 'penultimate' are constant or the same for every class"):
         at_site("subclass").fit([(torch.full_like(f_T, value), y, index)])

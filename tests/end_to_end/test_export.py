@@ -317,7 +317,7 @@ def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path
         ("{runs}", [], "is not a run folder: it contains no recipe.toml; it contains the runs run, teacher: name one of them"),
         ("{tmp}", [], "is not a run folder: it contains no recipe.toml"),
         ("{tmp}/nothing", [], "no run folder or student file"),
-        ("{tmp}/plain.safetensors", [], "is no student file"),
+        ("{tmp}/plain.safetensors", [], "is not a student file"),
         ("{run}", ["--out", "s.bin"], "the file name must end in .onnx for onnx"),
         ("{run}", ["--int8", "--to", "torch-export"], "INT8 is for ONNX files, not for torch-export"),
         ("{run}", ["--prune", "most"], "--prune most: use never, auto, or the number of templates"),
@@ -351,7 +351,7 @@ def test_a_student_file_of_ones_own_network(letkd, tmp_path):
     name = f"{tmp_path / 'own.py'}:net"
     save_student(create_model(name, num_classes=3), tmp_path / "s.safetensors", model=name, num_classes=3)
     arguments = ["export", tmp_path / "s.safetensors", "--to", "torch-export"]
-    assert "code is not run because a file names it" in letkd(*arguments)[2]
+    assert "code is not run only because a file names it" in letkd(*arguments)[2]
     assert "give their height and width with --size" in letkd(*arguments, "--student", name)[2]
     code, out, err = letkd(*arguments, "--student", name, "--size", 12)
     assert code == 0, err

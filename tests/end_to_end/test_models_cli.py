@@ -130,7 +130,7 @@ WRONG = [
     (["models", "vgg9"], "there is no model 'vgg9' in the zoo; nearest: vgg"),
     (["models", "--input", "64"], "--input '64': write height x width, as in 64x64"),
     (["models", "--input", "0x8"], "--input '0x8': write height x width"),
-    (["models", "vgg8", "--input", "2x2"], "VGG was given one tensor [1, 3, 2, 2] and failed with RuntimeError"),
+    (["models", "vgg8", "--input", "2x2"], "VGG failed on a tensor [1, 3, 2, 2] with RuntimeError"),
     (["taps", "resnet8", "--input", "1x32x32"], "--input '1x32x32': images must have 3 channels"),
     (["taps", "resnet21"], "timm:NAME, torchvision:NAME, transformers:NAME, your own as package.module:callable"),
     (["eval", "resnet20"], "resnet20 is a network without weights; name them with --weights FILE"),
@@ -147,7 +147,7 @@ WRONG = [
     ),
     (
         ["eval", "w.safetensors", "--data", "digits"],
-        "is no student file of letkd; plain weights are evaluated by `letkd eval FILE --student MODEL`",
+        "is not a student file of letkd; to evaluate plain weights use `letkd eval FILE --student MODEL`",
     ),
     (
         ["eval", "nets.py:fixed", "--weights", "w17.safetensors", "--data", "digits"],

@@ -141,7 +141,7 @@ def test_facts_come_back_and_false_ones_do_not():
         with pytest.raises(CheckpointError, match=f"its header is wrong at {key}"):
             facts_from_json(json.dumps({**table, key: value}), "x")
     for text in (None, "", "{", "[]", json.dumps({**table, "format": "other"})):
-        with pytest.raises(CheckpointError, match="x carries no facts of letkd"):
+        with pytest.raises(CheckpointError, match="x has no metadata of letkd"):
             facts_from_json(text, "x")
 
 

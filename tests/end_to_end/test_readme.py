@@ -11,7 +11,7 @@ import letkd
 from letkd.cli.demo import METHODS
 from letkd.models import save_weights
 from letkd.recipes import list_pairs, resolve
-from letkd.report.tables import COLUMNS
+from letkd.report.results_table import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -112,5 +112,5 @@ def test_wrong_uses_get_a_sentence(letkd, tmp_path, monkeypatch):
     assert (code, err.count("\n")) == (2, 1)
     assert "--to hub-folder needs huggingface_hub, which is not installed: pip install 'letkd[hub]'" in err
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"holds no student: there is no student\.safetensors and no model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"contains no student: neither student\.safetensors nor model\.safetensors"):
         package.load_student(tmp_path / "empty")

@@ -16,7 +16,7 @@ import torch
 from letkd.errors import LetkdError
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
-from letkd.runs.study import read_study
+from letkd.runs.study_file import read_study
 from letkd.training.launchers import Ray, Slurm, TrainTask, launcher_from
 
 HEAVY = "make test-extras installs it"
@@ -91,7 +91,7 @@ def test_runs_through_submitit_with_a_worker_killed(in_turn, tmp_path):
     run = str(Path(killed).relative_to(tmp_path))
     assert f"{run}: job " in err
     assert "returned no result" in err
-    assert "submitted again" in err
+    assert "started again" in err
 
 
 def task(folder: Path) -> TrainTask:

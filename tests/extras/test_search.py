@@ -17,7 +17,7 @@ import pytest
 
 from letkd.distiller.cache import TeacherCache
 from letkd.runs.folder import RunFolder
-from letkd.runs.study import read_study
+from letkd.runs.study_file import read_study
 from letkd.supervision.kmeans import KMeansSupervision
 from letkd.training.finish import Evaluation
 

@@ -43,7 +43,9 @@ def test_tau_gives_the_target_whatever_the_scale(target, scale):
 
 def test_targets_that_cannot_be_had_get_a_sentence():
     for target in (9.0, 20.0):
-        with pytest.raises(FitError, match=r"'here' asks for a mean perplexity of .*, and with K=9 it is above 1 and below 9"):
+        with pytest.raises(
+            FitError, match=r"'here' needs a mean perplexity of .*, but with K=9 it must be above 1 and below 9"
+        ):
             tau_for(distances(), target, "here")
     with pytest.raises(FitError, match="no tau gives a mean perplexity of 4 at 'here'"):
         tau_for(torch.ones(20, 9), 4.0, "here")
@@ -74,7 +76,7 @@ def fitted(**given) -> Distiller:
 def test_a_fit_with_both(tmp_path, said):
     distiller = fitted()
     assert "K = 4 at penultimate: 384 pixels, at least 64 per centre; 3 classes alone would give 128" in said()
-    supervision = distiller.fittings()["penultimate"].supervision
+    supervision = distiller.fittings()["penultimate"].part
     supervision.perplexity = 2.0
     distiller.fit(a_stream(), folder=tmp_path, data="the stream")
     assert "fitted KMeansSupervision(K=4, tau=auto) at penultimate" in said()
@@ -84,7 +86,7 @@ def test_a_fit_with_both(tmp_path, said):
     assert float(entropy.exp().mean()) == pytest.approx(2.0, rel=1e-3), "on the pixels it was fitted to"
 
     again = fitted()
-    again.fittings()["penultimate"].supervision.perplexity = 2.0
+    again.fittings()["penultimate"].part.perplexity = 2.0
     again.fit([], folder=tmp_path, data="the stream")
     assert same_state(again.state_dict(), distiller.state_dict()), "found on disk, τ too"
     third = fitted()
@@ -112,9 +114,9 @@ def test_the_perplexity_is_told_with_a_tau_of_ones_own_too():
 
 
 def test_what_cannot_be_gets_a_sentence():
-    with pytest.raises(FitError, match="drop scale_free"):
+    with pytest.raises(FitError, match="omit scale_free"):
         KMeansSupervision(6, "auto", scale_free=True)
     with pytest.raises(FitError, match=r'K = "auto" at .penultimate. needs the number of training images'):
         fitted(images=None)
-    with pytest.raises(FitError, match="chosen by a Distiller"):
+    with pytest.raises(FitError, match="works only in a Distiller"):
         KMeansSupervision("auto").fit([features()])

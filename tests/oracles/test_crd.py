@@ -194,7 +194,7 @@ def test_too_few_different_draws_are_followed_by_more(monkeypatch):
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(FitError, match="5 different numbers were asked for out of 4"):
+    with pytest.raises(FitError, match="5 distinct numbers cannot be drawn from 4"):
         draw_distinct(torch.tensor([9, 4]), 5, torch.Generator())
 
 
@@ -413,7 +413,7 @@ def test_before_it_is_fitted_it_says_so():
 def test_banks_too_large_are_refused_with_how_many_images_fit():
     room = 2 * 4 * 6 * 20
     sentence = (
-        rf"two banks for 24 images or more at feat_dim=6 do not fit into memory={room:,} bytes, which hold 20 images; "
+        rf"two banks for 24 images or more at feat_dim=6 do not fit into memory={room:,} bytes, enough for 20 images; "
         "lower feat_dim, train on a subset, or allow more memory"
     )
     with pytest.raises(FitError, match=sentence):
@@ -431,10 +431,10 @@ def test_an_artefact_of_more_images_than_fit_is_refused_too(tmp_path):
 @pytest.mark.parametrize(
     ("y", "index", "match"),
     [
-        ([0, 1, 0], [0, 1, 4], r"indices run to 4, and 2 below are missing \(first: 2\)"),
-        ([0, 1, 1], [0, 1, 0], "the index 0 came with two labels"),
+        ([0, 1, 0], [0, 1, 4], r"indices go up to 4, but 2 smaller ones are missing \(first: 2\)"),
+        ([0, 1, 1], [0, 1, 0], "the index 0 has two different labels"),
         ([0, 1, 0], [0, -1, 1], "an image has the index -1"),
-        ([2, 2, 2], [0, 1, 2], "from other classes and the training images are all of one"),
+        ([2, 2, 2], [0, 1, 2], "from other classes, but all training images have the same class"),
         ([], [], "CRD saw no images"),
     ],
 )
@@ -449,7 +449,7 @@ def test_streams_that_name_no_images_are_refused(y, index, match):
 @pytest.mark.parametrize(
     ("index", "match"),
     [
-        (24, r"index 24 and label 0, which is none of the 24 fitted"),
+        (24, r"index 24 and label 0, which is not among the 24 fitted images"),
         (1, "index 1 and label 0, which was fitted with the label 1"),
     ],
 )

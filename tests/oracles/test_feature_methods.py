@@ -307,7 +307,7 @@ def test_dkd_warms_up_from_epoch_1():
 
 def test_dkd_refuses_two_classes():
     nets = [Net(4, num_classes=2) for _ in range(2)]
-    with pytest.raises(UnsupportedPair, match="of 2 classes one is left, with nothing to compare; use KD"):
+    with pytest.raises(UnsupportedPair, match="with 2 classes only one is left, so there is nothing to compare; use KD"):
         Distiller(*nets, DKD(), example=torch.zeros(1, 3, *SIZE))
 
 

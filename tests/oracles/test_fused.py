@@ -15,7 +15,7 @@ from letkd.functional import pixel_kl, pixels
 from letkd.layer import KDLayer, fused
 from letkd.methods import LetKD, Site
 from letkd.methods.per_pixel import PerPixelMethod
-from letkd.methods.quest import QUEST
+from letkd.methods.quest_kd import QUEST
 from letkd.supervision import KMeansSupervision
 from letkd.supervision.kmeans import largest_entries, soft_assign
 from letkd.supervision.labels import Entries, Rows, Table, label_kl
@@ -141,7 +141,7 @@ def test_without_running_statistics_those_of_the_batch_are_used_in_eval_too():
 
 
 def test_one_pixel_has_no_statistics():
-    with pytest.raises(DataError, match=r"two pixels or more and got one; use a larger batch, or eval\(\)"):
+    with pytest.raises(DataError, match=r"at least two pixels in training but got one; use a larger batch, or eval\(\)"):
         layers()[1](torch.randn(1, d, 1, 1).double())
 
 

@@ -77,7 +77,7 @@ def test_other_ratios_are_named_and_with_pool_refused():
 
 
 def test_a_match_that_does_not_exist():
-    with pytest.raises(RecipeError, match="the site 'penultimate' has match='crop'; there are 'pool' and 'resize'"):
+    with pytest.raises(RecipeError, match="the site 'penultimate' has match='crop'; write 'pool' or 'resize'"):
         Site("penultimate", KMeansSupervision(4), match="crop")
     with pytest.raises(RecipeError, match="match"):
         Site.from_recipe("penultimate", {"match": "crop"})

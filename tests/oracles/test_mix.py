@@ -230,9 +230,11 @@ def test_a_criterion_takes_the_place_of_the_cross_entropy():
     assert torch.equal(step.terms["ce"], squared(step.logits, batch.y))
     step = a_distiller(KD(), criterion=squared, weights={"ce": 2.0, "kd": 0.0})(batch)
     torch.testing.assert_close(step.loss, 2 * (0.7 * squared(step.logits, batch.y) + 0.3 * squared(step.logits, batch.y2)))
-    with pytest.raises(LetkdError, match=r"must return a scalar tensor, and it gave shape \[8\]; average it over the batch"):
+    with pytest.raises(
+        LetkdError, match=r"must return a scalar tensor, but it returned shape \[8\]; average it over the batch"
+    ):
         Distiller(a_student(), criterion=torch.nn.CrossEntropyLoss(reduction="none"))(batch)
-    with pytest.raises(LetkdError, match="must return a scalar tensor, and it gave float"):
+    with pytest.raises(LetkdError, match="must return a scalar tensor, but it returned float"):
         Distiller(a_student(), criterion=lambda logits, y: 1.0)(batch)
 
 
@@ -273,11 +275,11 @@ def test_what_cannot_be_mixed_is_told():
         UnsupportedPair, match=r"crd cannot learn from mixed images: its memory has one row per image.* data\.mix=none"
     ):
         crd(mixed_batch())
-    with pytest.raises(DataError, match=r"fit\(\) was given mixed images"):
+    with pytest.raises(DataError, match=r"fit\(\) got mixed images"):
         crd.fit([mixed_batch()])
     bad = mixed_batch()
     bad.y2[3] = 3
-    with pytest.raises(DataError, match="a label is 3, and with 3 classes"):
+    with pytest.raises(DataError, match="a label is 3, but with 3 classes"):
         a_distiller(KD())(bad)
 
 

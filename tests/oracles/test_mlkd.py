@@ -86,14 +86,14 @@ def test_the_networks_see_each_view_by_itself():
 
 def test_a_batch_with_one_view_is_refused_and_other_methods_leave_the_second_alone():
     batch = a_stream()[0]
-    with pytest.raises(DataError, match="'mlkd' compares two views of every image, and the batch has one"):
+    with pytest.raises(DataError, match="'mlkd' compares two views of every image, but the batch has only one"):
         a_distiller(MLKD())(replace(batch, second=None))
     one, two = a_distiller(KD()), a_distiller(KD())
     assert one(batch).loss == two(replace(batch, second=None)).loss
 
 
 def test_a_cache_is_refused():
-    with pytest.raises(LetkdError, match="keeps one view of every image per epoch, and 'mlkd' needs two"):
+    with pytest.raises(LetkdError, match="stores one view of every image per epoch, but 'mlkd' needs two"):
         a_distiller([MLKD(), KD()]).lessons()
 
 

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import ttest_rel
 
 from letkd.report.paired import PairedDifference, paired_difference
-from letkd.report.tables import as_markdown
+from letkd.report.results_table import as_markdown
 from letkd.runs.records import Result
 from letkd.runs.results import Row
 

@@ -111,12 +111,12 @@ def test_mini_batches_are_let_go_and_the_last_may_be_small():
 
 def test_mini_batches_with_too_few_pixels_or_several_processes(monkeypatch):
     f_T, y, _ = features(1, h=2, w=2)
-    with pytest.raises(FitError, match="wants K=9 centres and saw 4 pixels; choose a smaller K, or more images"):
+    with pytest.raises(FitError, match="needs at least K=9 pixels but got 4; choose a smaller K, or more images"):
         KMeansSupervision(9, engine="minibatch").fit([(f_T, y)])
     monkeypatch.setattr("letkd.supervision.kmeans.is_distributed", lambda: True)
-    with pytest.raises(FitError, match="by mini-batches cannot be shared by several processes"):
+    with pytest.raises(FitError, match="by mini-batches does not work in several processes"):
         KMeansSupervision(2, engine="minibatch").gather()
-    with pytest.raises(FitError, match="engine='lloyd': there are 'faiss' and 'minibatch'"):
+    with pytest.raises(FitError, match="engine='lloyd': choose 'faiss' or 'minibatch'"):
         KMeansSupervision(2, engine="lloyd")
 
 
@@ -150,8 +150,8 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
         "pixels clustered": 450,
         "mean perplexity": pytest.approx(sum(map(math.exp, entropies)) / len(entropies), rel=1e-4),
         "mean of largest label at tau 1": pytest.approx(peaks.mean().item(), rel=1e-4),
-        "labels a pixel above 1e-07 of it": pytest.approx((p_T > 1e-7 * peaks[:, None]).sum(dim=1).double().mean().item()),
-        "mass of the others": pytest.approx(0, abs=6e-7),
+        "labels per pixel above 1e-07 of it": pytest.approx((p_T > 1e-7 * peaks[:, None]).sum(dim=1).double().mean().item()),
+        "mass of the other labels": pytest.approx(0, abs=6e-7),
     }
 
 

@@ -251,23 +251,23 @@ def test_what_cannot_be_fitted_is_refused():
     with pytest.raises(NotFittedError, match=r"ClassTree\(k=20, threshold=0.2\) at 'tdd/stage2' has no group_ yet"):
         tree.groups()
     with pytest.raises(
-        FitError, match="a tree of 3 classes at 'tdd/stage2' needs images of every class, and there are none of class 2"
+        FitError, match="a tree of 3 classes at 'tdd/stage2' needs images of every class, but there are none of class 2"
     ):
         tree.fit([(f_T[y < 2], y[y < 2], index[y < 2])])
-    with pytest.raises(FitError, match="none of class 0, 1, 2; show images of them"):
+    with pytest.raises(FitError, match="none of class 0, 1, 2; add images of them"):
         tree.fit([])
-    with pytest.raises(FitError, match="labels at 'tdd/stage2' run from 0 to 5; with 3 classes they are 0 to 2"):
+    with pytest.raises(FitError, match="labels at 'tdd/stage2' range from 0 to 5, but with 3 classes they must be 0 to 2"):
         tree.fit([(f_T, torch.arange(12) % 6, index)])
-    with pytest.raises(NonFiniteError, match="the teacher's map at 'tdd/stage2' holds NaN or infinity"):
+    with pytest.raises(NonFiniteError, match="the teacher's map at 'tdd/stage2' contains NaN or infinity"):
         tree.fit([(f_T / 0, y, index)])
     for value in (0.0, 0.1, -3.5):
         with pytest.raises(
             FitError, match="the teacher's maps at 'tdd/stage2' have the same mean for every class; choose another"
         ):
             tree.fit([(torch.full_like(f_T, value), y, index)])
-    with pytest.raises(FitError, match="tells classes apart and there is only one"):
+    with pytest.raises(FitError, match="needs at least two classes, but there is only one"):
         ClassTree(C=1).fit([(f_T, torch.zeros_like(y), index)])
-    with pytest.raises(FitError, match="must know the number of classes"):
+    with pytest.raises(FitError, match="needs the number of classes"):
         ClassTree().fit([(f_T, y, index)])
     assert not tree.is_fitted
 
@@ -357,7 +357,7 @@ def test_a_sites_file_lies_in_its_folder_whatever_the_name(site, tmp_path):
 
 @pytest.mark.parametrize("roles", [[], ["stage1", "stage1"], "stage1"])
 def test_wrong_roles_are_refused(roles):
-    with pytest.raises(UnsupportedPair, match="TDD needs a list of one role or more, each once"):
+    with pytest.raises(UnsupportedPair, match="TDD needs a list of roles, at least one and each only once"):
         TDD(roles)
 
 
@@ -368,7 +368,7 @@ def test_pairs_that_it_cannot_serve():
         a_tdd(teacher_taps={**TAPS, "stage3": "fc"})
     one = [nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 14 * 14, 1)) for _ in range(2)]
     taps = {"stage1": "0"}
-    with pytest.raises(UnsupportedPair, match="groups of classes apart, and there is only one class"):
+    with pytest.raises(UnsupportedPair, match="distinguishes groups of classes, but there is only one class"):
         Distiller(*one, TDD(["stage1"]), student_taps=taps, teacher_taps=taps, example=torch.zeros(1, 3, *SIZE))
 
 

@@ -228,9 +228,9 @@ def test_no_gradient_reaches_the_teachers_side():
     distiller(a_stream()[0]).loss.backward()
     for parameter in distiller.teacher.parameters():
         assert parameter.grad is None
-    for part in distiller.fittings().values():
-        assert not list(part.supervision.parameters())
-        assert all(buffer.grad is None and not buffer.requires_grad for buffer in part.supervision.buffers())
+    for fitting in distiller.fittings().values():
+        assert not list(fitting.part.parameters())
+        assert all(buffer.grad is None and not buffer.requires_grad for buffer in fitting.part.buffers())
 
 
 # ------------------------------------------------------------------------------------------------ the paper's numbers

@@ -36,7 +36,7 @@ def test_values_by_loops_over_pixels(distiller):
     handle.remove()
     other.remove()
     (x, x_hat), f_T = seen[0], features[0]
-    p_T = distiller.fittings()["penultimate"].supervision.p_T(f_T, batch.y)
+    p_T = distiller.fittings()["penultimate"].part.p_T(f_T, batch.y)
     used, alive, discarded, agree, H_S, H_T, n, added, length = set(), set(), 0, 0, 0.0, 0.0, 0, 0.0, 0.0
     omega = (F.normalize(layer.omega.weight.flatten(1), dim=1) * layer.omega.scale).detach()
     bn = layer.bn

@@ -47,7 +47,7 @@ def test_every_location_tells_what_the_distiller_computes(distiller):
         for n, at in enumerate(picture.locations):
             i, j = divmod(n, 4)
             assert at.label // 2 == b, "its own class's sub-class"
-            torch.testing.assert_close(p_T[b, :, i, j], distiller.fittings()["intermediate"].supervision.s_T_[at.label])
+            torch.testing.assert_close(p_T[b, :, i, j], distiller.fittings()["intermediate"].part.s_T_[at.label])
             for entries, whole in ((at.p_T, p_T), (at.p_S, p_S)):
                 assert entries == sorted(entries, key=lambda entry: -entry[1])
                 for k, value in entries:
@@ -62,7 +62,7 @@ def test_every_location_tells_what_the_distiller_computes(distiller):
 def test_patches_are_the_pixels_nearest_to_a_template(distiller):
     data = a_data()
     one = next(one for one in knowledge(distiller, data) if one.site == "penultimate")
-    supervision = distiller.fittings()["penultimate"].supervision
+    supervision = distiller.fittings()["penultimate"].part
     x = (data.train.images.float() / 255 - 0.5) / 0.25
     f_T = inspect_sites(distiller, Batch(x, data.train.labels))["penultimate"].f_T
     distance = torch.cdist(f_T.permute(0, 2, 3, 1).reshape(-1, f_T.shape[1]).double(), supervision.rho_.double())

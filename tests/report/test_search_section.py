@@ -2,8 +2,8 @@
 
 import pytest
 
-from letkd.report.search import slices
-from letkd.runs.study import Record, Study
+from letkd.report.search_section import slices
+from letkd.runs.study_file import Record, Study
 
 
 def a_study(lrs: list[float]) -> Study:

@@ -14,7 +14,7 @@ from letkd.report.collect import find_groups
 from letkd.report.curves import training
 from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
 from letkd.report.paper import ORDER, named_methods, paper_results, table_position
-from letkd.report.tables import as_markdown as rows_as_markdown
+from letkd.report.results_table import as_markdown as rows_as_markdown
 from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 from letkd.runs.results import Row

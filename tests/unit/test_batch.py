@@ -27,7 +27,7 @@ LABELS = {
     "map": (torch.zeros(8, *SIZE).long(), r"int64 \[8, 16, 16\].*: one per image"),
     "scalar": (torch.tensor(1), r"int64 \[\].*: one per image"),
     "too few": (Y[:5], "8 images and 5 labels; it needs one label per image"),
-    "out of range": (Y + 3, "a label is 5, and with 3 classes labels run from 0 to 2"),
+    "out of range": (Y + 3, "a label is 5, but with 3 classes labels range from 0 to 2"),
     "negative": (Y - 2, "a label is -2"),
 }
 IMAGES = {

@@ -1,11 +1,15 @@
 """Packages look down: each can be imported where everything above it does not exist."""
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+import letkd
 from tests.support.source import SOURCE, layers
 
 # One process imports what all of them need, then forks for each package and blocks those above it.
@@ -50,3 +54,16 @@ def test_the_contract_names_every_package():
 def test_every_package_imports_with_all_higher_ones_blocked():
     ran = subprocess.run([sys.executable, "-c", PROGRAM, *layers()], capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def test_no_name_of_a_package_hides_a_submodule():
+    packages = ["letkd", *(name for _, name, package in pkgutil.walk_packages(letkd.__path__, "letkd.") if package)]
+    assert {"letkd.methods", "letkd.taps", "letkd.training.launchers"} < set(packages)
+    hidden = []
+    for name in packages:
+        package = importlib.import_module(name)
+        for _, module, _ in pkgutil.iter_modules(package.__path__):
+            found = getattr(package, module, None)
+            if found is not None and not isinstance(found, ModuleType):
+                hidden.append(f"{name}.{module}")
+    assert hidden == []

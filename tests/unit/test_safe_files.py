@@ -57,7 +57,7 @@ def test_as_weights(bomb, tmp_path):
 
 def test_as_student_checkpoint_and_supervision(bomb, tmp_path, said):
     (tmp_path / "student.safetensors").write_bytes(bomb)
-    with pytest.raises(LetkdError, match="is no student file"):
+    with pytest.raises(LetkdError, match="is not a student file"):
         load_student(tmp_path / "student.safetensors")
     module = torch.nn.Linear(2, 2)
     (tmp_path / NAME).write_bytes(bomb)
@@ -94,7 +94,7 @@ def test_a_student_file_that_names_code(tmp_path):
     for name in (f"{tmp_path / 'evil.py'}:net", "os:getcwd", "timm:resnet18", "transformers:ResNetConfig"):
         header = {"format": FORMAT, "model": name, "num_classes": 3, "changes": []}
         save_file({"w": torch.zeros(1)}, tmp_path / "s.safetensors", metadata={"letkd": json.dumps(header)})
-        with pytest.raises(LetkdError, match="code is not run because a file names it"):
+        with pytest.raises(LetkdError, match="code is not run only because a file names it"):
             load_student(tmp_path / "s.safetensors")
     assert not (tmp_path / "ran").exists()
 

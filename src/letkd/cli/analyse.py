@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from letkd.cli import options as o
-from letkd.errors import RecipeError
 
 if TYPE_CHECKING:
     from letkd.runs.grid import Grid
@@ -42,14 +41,12 @@ def analyse(
     K-means centres. multi-layer: QUEST and letKD at two layers. fitnet: with and without layer and supervision. cost: inference
     time by K, without training.
     """
-    from letkd.recipes import list_pairs, resolve
+    from letkd.recipes import resolve
     from letkd.report.analyses import ANALYSES, find_analysis
 
     analysis = None if name == COST else find_analysis(name, COST)
     if pair is None and data is not None:
-        pair = next((known for known in list_pairs() if known.startswith(f"{data}/")), None)
-        if pair is None:
-            raise RecipeError(f"there is no pair on {data!r}; the pairs are {', '.join(list_pairs())}")
+        pair = o.first_pair(data)
     pair = pair or (ANALYSES["alpha"] if analysis is None else analysis).pair
     folder = out or Path("runs") / f"analyse-{pair.replace('/', '-')}{'-quick' if quick else ''}"
     if analysis is None:

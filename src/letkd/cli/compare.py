@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from letkd.cli import options as o
+from letkd.cli.recipe_options import refuse_code
 from letkd.errors import RecipeError, RunError, nearest
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def compare(
     from letkd.training.trackers import parse_trackers
 
     if pair is None:
-        pair = next((name for name in list_pairs() if name.startswith(f"{data}/")), None)
-        if pair is None:
-            raise RecipeError(f"name a pair ({', '.join(list_pairs())}), or --data with one of them; {data!r} has none")
+        if data is None:
+            raise RecipeError(f"no pair is named; give one of {', '.join(list_pairs())}, your own TOML file, or --data")
+        pair = o.first_pair(data)
     rows = _rows(pair, methods)
     if against is not None and against not in rows:
         raise RecipeError(f"--against {against!r} is not a row of this comparison; nearest: {nearest(against, rows)}")
@@ -64,7 +65,7 @@ def compare(
     values = [f"train.cache_views={o.CACHE_VIEWS}"] if cache else []
     values += [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
     for method in () if trust else rows:
-        o.refuse_code(pair, *resolve_with_sources(pair, method=method, preset=preset, settings=values, quick=quick))
+        refuse_code(pair, *resolve_with_sources(pair, method=method, preset=preset, settings=values, quick=quick))
     show(
         pair,
         rows,
@@ -123,7 +124,7 @@ def show(
 
     from letkd.files import write_whole
     from letkd.progress import show
-    from letkd.report.tables import as_markdown, as_rich
+    from letkd.report.results_table import as_markdown, as_rich
     from letkd.training.trials import compare as run
 
     rows = run(

@@ -5,47 +5,26 @@ from typing import Annotated
 import typer
 
 from letkd.cli import options as o
+from letkd.cli.recipe_options import RecipeOptions, with_recipe_options
 
 
+@with_recipe_options
 def fit(
-    cell: o.Cell = None,
-    method: o.Method = None,
-    data: o.Data = None,
-    root: o.Root = None,
-    teacher: o.Teacher = None,
-    teacher_weights: o.TeacherWeights = None,
-    teacher_tap: o.TeacherTap = None,
-    student: o.Student = None,
-    student_tap: o.StudentTap = None,
-    settings: o.Settings = None,
-    trust: o.Trust = False,
+    chosen: RecipeOptions,
     out: o.Out = None,
     force: Annotated[bool, typer.Option("--force", help="Fit even if a matching fitted file exists.")] = False,
 ) -> None:
     """Fit the teacher's supervision (Alg. 1 and 2) and save it. A matching file that exists is reused."""
-    recipe = o.recipe_from(
-        cell,
-        method=method,
-        data=data,
-        root=root,
-        teacher=teacher,
-        teacher_weights=teacher_weights,
-        teacher_tap=teacher_tap,
-        student=student,
-        student_tap=student_tap,
-        settings=settings,
-        trust=trust,
-    )
+    recipe = chosen.resolve()
     from letkd.files import refuse_links, tidy
     from letkd.runs.folder import RunFolder
     from letkd.training import build
 
-    folder = RunFolder(o.run_folder(out, cell, recipe)).supervision
+    folder = RunFolder(o.run_folder(out, chosen.cell, recipe)).supervision
 
     images = build.read_data(recipe)
     distiller = build.build_distiller(recipe, images)
-    parts = distiller.fittings()
-    if not any(part.supervision.fitted_buffers for part in parts.values()):
+    if not any(fitting.part.fitted_buffers for fitting in distiller.fittings().values()):
         print(f"{recipe.title or 'this recipe'} has nothing to fit")
         return
     refuse_links(folder)

@@ -1,8 +1,8 @@
-"""Options shared by several commands, and how they become a recipe."""
+"""Options shared by several commands, and how their values are parsed."""
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -132,77 +132,6 @@ Timeout = Annotated[
 ]
 
 
-def recipe_from(
-    cell: str | None,
-    *,
-    method: str | None,
-    data: str | None,
-    root: Path | None,
-    teacher: str | None,
-    teacher_weights: Path | None,
-    teacher_tap: list[str] | None,
-    student: str | None,
-    student_tap: list[str] | None,
-    settings: list[str] | None,
-    preset: str | None = None,
-    student_weights: Path | None = None,
-    probe: str | None = None,
-    freeze: list[str] | None = None,
-    quick: bool = False,
-    trust: bool = False,
-    tell: bool = True,
-    **more: Any,
-) -> "Recipe":
-    """The recipe that a command line describes.
-
-    Args:
-        trust: allow recipe files to name code to run; otherwise only the command line may.
-        tell: log which settings were scaled to the number of epochs.
-    """
-    from letkd.progress import say
-    from letkd.recipes import derived_values, resolve_with_sources
-
-    values: dict[str, Any] = {
-        "data.name": data,
-        "data.root": None if root is None else str(root),
-        "teacher.model": teacher,
-        "teacher.weights": None if teacher_weights is None else str(teacher_weights),
-        "teacher.taps": dict(_pair(text, "--teacher-tap") for text in teacher_tap or []) or None,
-        "student.model": student,
-        "student.weights": None if student_weights is None else str(student_weights),
-        "student.freeze": freeze or None,
-        "student.taps": dict(_pair(text, "--student-tap") for text in student_tap or []) or None,
-        "probe.name": None if probe is None else probe.partition("=")[0],
-        "probe.root": None if probe is None else probe.partition("=")[2] or None,
-        **more,
-    }
-    given = {key: value for key, value in values.items() if value is not None}
-    recipe, sources = resolve_with_sources(
-        cell, method=method, preset=preset, overrides=given, settings=settings or [], quick=quick
-    )
-    if not trust:
-        refuse_code(cell, recipe, sources)
-    for line in derived_values(recipe, sources) if tell else []:
-        say(line)
-    return recipe
-
-
-def refuse_code(cell: str | None, recipe: "Recipe", sources: dict[str, str]) -> None:
-    """Stop if a recipe file, not the command line, names code that would run."""
-    networks = {"student.model": recipe.student, "teacher.model": recipe.teacher}
-    by_file = {key for key, source in sources.items() if source == cell or source.startswith(f"{cell}, rows.")}
-    named = [table.model for key, table in networks.items() if table is not None and key in by_file and ":" in table.model]
-    if not named:
-        return
-    from letkd.models.base import is_code
-
-    if code := [name for name in named if is_code(name)]:
-        raise RecipeError(
-            f"{cell} names code that would run on this machine: {', '.join(dict.fromkeys(code))}; read it and add --trust if you trust "
-            "it, or name the network on the command line"
-        )
-
-
 def duration(text: str | None) -> float | None:
     """`20min`, `90s`, `1h` or `1h30min` in seconds."""
     if text is None:
@@ -214,6 +143,16 @@ def duration(text: str | None) -> float | None:
     return float(seconds)
 
 
+def first_pair(data: str) -> str:
+    """The first pair on this data set."""
+    from letkd.recipes import list_pairs
+
+    found = next((pair for pair in list_pairs() if pair.startswith(f"{data}/")), None)
+    if found is None:
+        raise RecipeError(f"--data {data!r}: no pair uses this data set; the pairs are {', '.join(list_pairs())}")
+    return found
+
+
 def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
     """The launcher of the tasks; None for one job at a time, in this process."""
     from letkd.training.launchers import Local, launcher_from
@@ -223,13 +162,6 @@ def launcher(spec: str | None, jobs: int, folder: Path) -> "Launcher | None":
             raise RecipeError("--jobs and --launcher both define how runs are started; give only one of them")
         return launcher_from(spec, folder)
     return Local(jobs) if jobs > 1 else None
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    role, equals, path = text.partition("=")
-    if not (role and equals and path):
-        raise RecipeError(f"{option} {text!r}: write role=module.path, as in penultimate=layer3")
-    return role, path
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:

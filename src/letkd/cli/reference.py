@@ -45,7 +45,9 @@ def as_markdown() -> str:
 
 
 def _name(item: Any) -> str:
-    return str(item.metavar or item.name).upper().replace("_", "-")
+    if item.metavar is None:
+        return item.name.upper().replace("_", "-")
+    return item.metavar.strip("[].…") if item.param_type_name == "argument" else item.metavar
 
 
 def _usage(item: Any) -> str:

@@ -2,18 +2,17 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from letkd.cli import options as o
-
-if TYPE_CHECKING:
-    from letkd.recipes import Recipe
+from letkd.cli.recipe_options import RecipeOptions, with_recipe_options
 
 
+@with_recipe_options
 def search(
-    cell: o.Cell = None,
+    *,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,18 +43,9 @@ def search(
     launcher: o.LauncherSpec = None,
     cache: o.Cache = False,
     log: o.Log = None,
-    method: o.Method = None,
-    data: o.Data = None,
-    root: o.Root = None,
-    teacher: o.Teacher = None,
-    teacher_weights: o.TeacherWeights = None,
-    teacher_tap: o.TeacherTap = None,
-    student: o.Student = None,
-    student_tap: o.StudentTap = None,
+    chosen: RecipeOptions,
     student_weights: o.StudentWeights = None,
-    trust: o.Trust = False,
     preset: o.Preset = None,
-    settings: o.Settings = None,
     quick: o.Quick = False,
     out: Annotated[Path | None, typer.Option(help="Search folder.", show_default="runs/search-<cell>")] = None,
 ) -> None:
@@ -71,25 +61,15 @@ def search(
     ranges = parse_ranges(over or [])
     need_optuna()
     make = partial(
-        recipe_for,
-        cell,
-        settings,
-        method=method,
-        data=data,
-        root=root,
-        teacher=teacher,
-        teacher_weights=teacher_weights,
-        teacher_tap=teacher_tap,
-        student=student,
-        student_tap=student_tap,
+        chosen.resolve,
         preset=preset,
         student_weights=student_weights,
-        trust=trust,
         quick=quick,
+        tell=False,
         **{"train.cache_views": o.CACHE_VIEWS if cache else None},
     )
     recipe = make([], tell=True)
-    default = o.run_folder(None, cell, recipe, quick=quick)
+    default = o.run_folder(None, chosen.cell, recipe, quick=quick)
     folder = out or default.with_name(f"search-{default.name}")
     given = Search(
         make,
@@ -109,15 +89,10 @@ def search(
     winner = finish(given, final_trials, tasks)
 
     from letkd.progress import show
-    from letkd.report.tables import as_rich
+    from letkd.report.results_table import as_rich
     from letkd.runs.results import Row
 
     values = ", ".join(f"{key} = {value}" for key, value in winner.record.params.items())
     title = f"best of {trials} trials: {values} ({winner.record.value:.2f} % on validation)"
     show(as_rich([Row(winner.recipe.title or "own recipe", winner.results)], title))
     print(f"recipe: {folder / 'best.toml'}\ntrials: {folder / 'table.md'}\nreport: letkd report {folder}")
-
-
-def recipe_for(cell: str | None, settings: list[str] | None, more: list[str], *, tell: bool = False, **given: Any) -> "Recipe":
-    """The recipe of a command line, with more settings after the user's own."""
-    return o.recipe_from(cell, settings=[*(settings or []), *more], tell=tell, **given)

@@ -6,19 +6,13 @@ from typing import Annotated
 import typer
 
 from letkd.cli import options as o
+from letkd.cli.recipe_options import RecipeOptions, with_recipe_options
 from letkd.errors import RecipeError
 
 
+@with_recipe_options
 def train(
-    cell: o.Cell = None,
-    method: o.Method = None,
-    data: o.Data = None,
-    root: o.Root = None,
-    teacher: o.Teacher = None,
-    teacher_weights: o.TeacherWeights = None,
-    teacher_tap: o.TeacherTap = None,
-    student: o.Student = None,
-    student_tap: o.StudentTap = None,
+    chosen: RecipeOptions,
     student_weights: o.StudentWeights = None,
     freeze: o.Freeze = None,
     epochs: Annotated[
@@ -38,8 +32,6 @@ def train(
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of seeds in parallel, each in its own process.")] = 1,
     probe: o.Probe = None,
     preset: o.Preset = None,
-    settings: o.Settings = None,
-    trust: o.Trust = False,
     quick: o.Quick = False,
     out: o.Out = None,
     supervision: o.Supervision = None,
@@ -58,26 +50,11 @@ def train(
         raise RecipeError(
             f"--time {time} and --epochs {epochs}: the time determines the number of epochs; give only one of them"
         )
-    resolved = partial(
-        o.recipe_from,
-        cell,
-        method=method,
-        data=data,
-        root=root,
-        teacher=teacher,
-        teacher_weights=teacher_weights,
-        teacher_tap=teacher_tap,
-        student=student,
-        student_tap=student_tap,
-        preset=preset,
-        student_weights=student_weights,
-        probe=probe,
-        freeze=freeze,
-        settings=settings,
-        trust=trust,
-        quick=quick,
-    )
+    resolved = partial(chosen.resolve, preset=preset, student_weights=student_weights, quick=quick)
     given = {
+        "student.freeze": freeze or None,
+        "probe.name": None if probe is None else probe.partition("=")[0],
+        "probe.root": None if probe is None else probe.partition("=")[2] or None,
         "train.epochs": epochs,
         "train.time": o.duration(time),
         "train.seed": seed,
@@ -85,7 +62,7 @@ def train(
         "train.deterministic": deterministic or None,
     }
     recipe = resolved(**given)
-    folder = o.run_folder(out, cell, recipe, quick=quick)
+    folder = o.run_folder(out, chosen.cell, recipe, quick=quick)
     if recipe.train.time is not None:
         from letkd.training.budget import plan
 
@@ -96,7 +73,7 @@ def train(
 
     from letkd.distributed.processes import rank
     from letkd.progress import show
-    from letkd.report.tables import as_rich, without_labels
+    from letkd.report.results_table import as_rich, without_labels
     from letkd.runs.results import Row
     from letkd.training.loop import train as run
     from letkd.training.trackers import parse_trackers

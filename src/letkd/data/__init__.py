@@ -1,6 +1,6 @@
 """Data sets, in memory or as image files, and the batches made of them."""
 
-from letkd.data import cifar, digits, folder, imagenet, images, tiny_imagenet  # noqa: F401  (importing a reader's file registers it)
+from letkd.data import cifar, digits, image_folder, imagenet, images, tiny_imagenet  # noqa: F401  (importing a reader's file registers it)
 from letkd.data.augment import Augment, Chain, CropFlip, Erase, ResizedCropFlip, RotateFlip
 from letkd.data.base import AnySplit, Dataset, Split, load_data, register_data
 from letkd.data.file_split import FileSplit

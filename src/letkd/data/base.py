@@ -125,6 +125,14 @@ class Dataset:
         mean: mean of each channel (0 is black, 1 is white); subtracted from the images.
         std: standard deviation of each channel; the images are divided by it.
         flip: whether a mirror image keeps its class.
+
+    Examples:
+        >>> images, labels = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8), torch.tensor([0, 1, 0, 1, 0, 1])
+        >>> everything = Split(images, labels)
+        >>> train, val, test = (everything.subset(torch.tensor(at)) for at in ([0, 1], [2, 3], [4, 5]))
+        >>> data = Dataset("mine", train, val, test, classes=("cat", "dog"), mean=(0.5,) * 3, std=(0.25,) * 3, flip=True)
+        >>> data.num_classes, data.image_size, len(data.train)
+        (2, (32, 32), 2)
     """
 
     name: str
@@ -224,7 +232,18 @@ def stratified(labels: Int64[Tensor, " n"], count: Callable[[int], int], *, seed
 
 
 def register_data(name: str) -> Callable[[Reader], Reader]:
-    """Register a reader, a function that reads a data set from its folder; `val` stays empty unless the data set has one."""
+    """Register a reader: a function that reads a data set from its folder. Its `val` is empty unless the data set has one.
+
+    Examples:
+        >>> @register_data("noise")
+        ... def read_noise(root, reading):
+        ...     split = Split(torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8), torch.arange(8) % 2)
+        ...     none = split.subset(torch.arange(0))
+        ...     return Dataset("noise", split, none, split, classes=("a", "b"), mean=(0.5,) * 3, std=(0.25,) * 3, flip=True)
+        >>> len(load_data("noise", val=0.25).val)
+        2
+        >>> _ = READERS.remove("noise")
+    """
 
     def register(read: Reader) -> Reader:
         READERS.add(name, read)
@@ -265,6 +284,12 @@ def load_data(
         size: this and the next three are for image files, see `Reading`.
         unlabelled: more training images, without labels: a folder or a pattern, see `letkd.data.images`; or "rest" for the images that
             `fraction` leaves out. Images that are also in the test or validation split are not added.
+
+    Examples:
+        >>> import letkd
+        >>> data = letkd.load_data("digits", val=0.1)
+        >>> len(data.train), len(data.val), len(data.test)
+        (968, 109, 720)
     """
     if name not in READERS:
         raise unknown_data(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from letkd.data.archives import COUNTS, MD5
 from letkd.data.base import READERS, AnySplit, Reading, unknown_data
 from letkd.data.download import md5_of
-from letkd.data.folder import SIZE, list_tree, need_folder
+from letkd.data.image_folder import SIZE, list_tree, need_folder
 from letkd.data.imagenet import list_imagenet
 from letkd.data.listing import Listing, check_files
 from letkd.data.pictures import default_resize, printable

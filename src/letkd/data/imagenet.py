@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from letkd.data.base import Dataset, Reading, register_data
-from letkd.data.folder import MEAN, SIZE, STD, need_folder
+from letkd.data.image_folder import MEAN, SIZE, STD, need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.pictures import printable
 from letkd.data.wordnet import list_flat, named, read_words

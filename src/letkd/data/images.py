@@ -10,7 +10,7 @@ import torch
 from letkd.batch import UNLABELLED
 from letkd.data.base import Dataset, Reading, register_data
 from letkd.data.file_split import FileSplit
-from letkd.data.folder import MEAN, SIZE, STD
+from letkd.data.image_folder import MEAN, SIZE, STD
 from letkd.data.listing import Listing, files_below, first_few, leave_out_damaged
 from letkd.data.pictures import SUFFIXES, printable
 from letkd.errors import DataError

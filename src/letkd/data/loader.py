@@ -74,6 +74,14 @@ class Loader:
         unlabelled_share: share of unlabelled images in every batch (rounded; at least one image of each kind unless it is 0 or 1).
             An epoch then shows every labelled image once; passes over the unlabelled images continue from epoch to epoch. With 1, an
             epoch shows every unlabelled image once. None: every image once per epoch, in the order drawn for all images.
+
+    Examples:
+        >>> from letkd.data import CropFlip, Split
+        >>> split = Split(torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8), torch.arange(10) % 2)
+        >>> loader = Loader(split, 4, mean=(0.5,) * 3, std=(0.25,) * 3, augment=CropFlip(), shuffle=True)
+        >>> loader.set_epoch(2)
+        >>> [(len(batch.x), batch.epoch) for batch in loader]
+        [(4, 2), (4, 2), (2, 2)]
     """
 
     def __init__(

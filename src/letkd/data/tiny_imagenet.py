@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from letkd.data.base import Dataset, Reading, register_data
-from letkd.data.folder import need_folder
+from letkd.data.image_folder import need_folder
 from letkd.data.listing import Listing, as_splits, list_classes
 from letkd.data.pictures import printable
 from letkd.data.wordnet import list_flat, named, read_words

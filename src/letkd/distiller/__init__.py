@@ -1,4 +1,4 @@
-"""Student and teacher in one step, what a cache keeps of the teacher, and the student's file."""
+"""The distiller (student and teacher in one step), the cache of the teacher's outputs, and the student's file."""
 
 from letkd.distiller.distiller import Distiller
 from letkd.distiller.step import Step

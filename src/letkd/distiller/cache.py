@@ -1,16 +1,16 @@
-"""The teacher paid for once: what steps need of it, for a few fixed views of every image, in memory-mapped shards on disk.
+"""A cache of the teacher's outputs for a few fixed views of every image, in memory-mapped shards on disk.
 
-A loader with `views=V` shows every image in V fixed ways, one per epoch in turn. What the teacher says of a view is then the same every
-time, so it is computed once, when the view is first shown, and read from then on:
+A loader with `views=V` shows every image in V fixed views, one per epoch in turn. The teacher's outputs on a view are the same every time,
+so they are computed once, when the view is first shown, and then read from disk:
 
-- p_T of a site (QUEST, letKD): of every pixel the labels above 1e-4 of its largest, scaled to sum to one; numbers in 16 bits,
-  probabilities in half precision (a relative error of 2^-11 at most). Sub-class decisions are one number per pixel, exact.
+- p_T of a site (QUEST, letKD): for every pixel the labels above 1e-4 of its largest, scaled to sum to one; indices in 16 bits,
+  probabilities in half precision (relative error at most 2^-11). Sub-class labels are one row number per pixel, exact.
 - logits and pooled features (KD, DKD, DIST, CRD, SRD): in single precision, exact for a run in single precision.
-- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD) cannot use it and get an error; nor can
-  MLKD, which needs two views per step.
+- methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD), and MLKD, which needs two views per step,
+  cannot use the cache and raise an error.
 
-A shard is a function of teacher, data, view and settings alone, whose fingerprint names its folder: not of the run, its seed, its
-order or its processes. So runs share it, and a run has the same numbers whether it made the shards or found them.
+A shard depends only on teacher, data, view and settings, whose fingerprint is part of its folder's name, and not on the run, its seed, the
+order of images or the number of processes. So runs can share shards, and a run gives the same numbers with new and with existing shards.
 """
 
 import hashlib
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from letkd.distiller.distiller import Distiller
 
 FORMAT = "letkd-cache-1"
-SHARD = 32 * EVAL_BATCH  # images of a shard
-WAIT_SECONDS = 0.2  # between looks at a shard that another run is making
+SHARD = 32 * EVAL_BATCH  # images per shard
+WAIT_SECONDS = 0.2  # between checks of a shard that another run is computing
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,31 @@ class PixelLabels:
     """p_T of a site."""
 
     site: str
-    part: Fitting[Supervision]
-
+    fitting: Fitting[Supervision]
     predicts: bool  # whether the teacher predicts the student's classes
 
     def pack(self, features: Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
-        supervision = self.part.supervision
+        supervision = self.fitting.part
         if self.predicts and supervision.unlabelled == "teacher":
             y = torch.where(y < 0, features["logits"].argmax(dim=1), y)
-        y = y.clamp_min(0)  # labels of any class for images that no step reads labels of
-        return pack(supervision.labels(self.part.f_T(features), y))
+        y = y.clamp_min(0)  # any class will do for images whose labels are never read
+        return pack(supervision.labels(self.fitting.f_T(features), y))
 
     def unpack(self, packed: dict[str, Tensor], teacher: dict[str, Tensor], labels: dict[str, Labels]) -> None:
-        labels[self.site] = unpack(packed, self.part.supervision)
+        labels[self.site] = unpack(packed, self.fitting.part)
 
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
-        supervision = self.part.supervision
+        supervision = self.fitting.part
         return {
-            "tap": distiller.tap_path(self.part.role),
-            **({"pooled": self.part.match.ratio} if self.part.match.size is None else {"resized": self.part.match.size}),
+            "tap": distiller.tap_path(self.fitting.role),
+            **(
+                {"pooled": self.fitting.match.ratio}
+                if self.fitting.match.size is None
+                else {"resized": self.fitting.match.size}
+            ),
             "supervision": {"kind": supervision.kind, **supervision.settings(), **supervision.label_settings(), "kept": KEPT},
             "fitted": checksum(
-                {name: held for name, held in supervision.named_buffers() if name in supervision.fitted_buffers}
+                {name: buffer for name, buffer in supervision.named_buffers() if name in supervision.fitted_buffers}
             ),
         }
 
@@ -99,17 +102,17 @@ Item = Vectors | PixelLabels
 
 
 class Shard:
-    """What is kept of consecutive images: in each tensor, every image has rows of its own, in order.
+    """The cached outputs for consecutive images: each tensor contains the rows of all images, in order.
 
     Args:
-        tensors: if there is a `count`, it says how many rows each pixel has in the other tensors; otherwise all images have equally many.
-        n: images.
+        tensors: `count` (optional) is the number of rows per pixel in the other tensors; without it all images have equally many rows.
+        n: number of images.
     """
 
     def __init__(self, tensors: dict[str, Tensor], n: int):
         self.tensors = tensors
         count = widen(tensors["count"]).view(n, -1).sum(dim=1) if "count" in tensors else None
-        self._first: dict[str, Tensor] = {}  # row of each image, and the one behind the last
+        self._first: dict[str, Tensor] = {}  # first row of each image, and the end of the last
         for name, rows in tensors.items():
             size = torch.full((n,), len(rows) // n) if count is None or name == "count" else count
             self._first[name] = torch.cat([torch.zeros(1, dtype=torch.int64), size.cumsum(dim=0)])
@@ -119,27 +122,41 @@ class Shard:
 
 
 class TeacherCache:
-    """Set as `distiller.cache`, it answers in the teacher's place for batches of a loader with fixed views.
+    """Replaces the teacher for batches of a loader with fixed views; set it as `distiller.cache`.
 
     Args:
         distiller: fitted, on its device.
-        loader: shows the training images; `loader.views` says in how many ways.
-        folder: where shards are kept; runs may share it, at the same time, too.
+        loader: yields the training images, in `loader.views` fixed views.
+        folder: of the shards; several runs can share it, also at the same time.
+
+    Examples:
+        >>> import tempfile, letkd
+        >>> from letkd.data import CropFlip, Loader, Split
+        >>> split = Split(torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8), torch.arange(8) % 2)
+        >>> loader = Loader(split, 4, mean=(0.5,) * 3, std=(0.25,) * 3, augment=CropFlip(), shuffle=True, views=2)
+        >>> student, teacher = (letkd.create_model(name, num_classes=2) for name in ("resnet8_tiny", "resnet14_tiny"))
+        >>> distiller = letkd.Distiller(student, teacher, letkd.methods.KD())
+        >>> distiller.cache = TeacherCache(distiller, loader, tempfile.mkdtemp())
+        >>> loader.set_epoch(1)
+        >>> [list(distiller(batch).terms) for batch in loader]
+        [['ce', 'kd'], ['ce', 'kd']]
     """
 
     def __init__(self, distiller: "Distiller", loader: Loader, folder: str | Path):
         if not loader.views:
-            raise DataError("a cache of the teacher needs a loader that shows fixed views: Loader(views=10)")
+            raise DataError("a cache of the teacher needs a loader with fixed views; pass Loader(views=10)")
         self.distiller, self.loader, self.folder = distiller, loader, Path(folder)
         self._shards: dict[str, list[Shard]] = {}
         self._ready: tuple[int, tuple[str, ...]] | None = None
-        self._sound: set[Path] = set()  # files whose checksum was seen to be right
-        self._told: set[int] = set()
+        self._sound: set[Path] = set()  # files whose checksum has been verified
+        self._reported: set[int] = set()
 
     def read(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Labels]]:
-        """What the teacher says of a batch: features by role, labels by site. A view that is not there yet is made first."""
+        """The teacher's outputs for a batch: features by role, labels by site. Missing views are computed first."""
         if batch.view is None or batch.index is None:
-            raise DataError("a cache of the teacher knows images by index and view, and the batch has none: use its own loader")
+            raise DataError(
+                "a cache of the teacher finds images by index and view, but the batch has none; use the cache's own loader"
+            )
         items = self._items()
         if self._ready != (batch.view, tuple(items)):
             self.prepare(batch.view)
@@ -151,12 +168,12 @@ class TeacherCache:
             item.unpack({key: rows.to(batch.x.device) for key, rows in packed.items()}, teacher, labels)
         return teacher, labels
 
-    def prepare(self, view: int, heed: Callable[[], object] = lambda: None) -> None:
-        """Make the shards of a view that are missing or damaged, all processes their share, and open them.
+    def prepare(self, view: int, check_stop: Callable[[], object] = lambda: None) -> None:
+        """Compute the missing and damaged shards of a view, divided among all processes, and open them.
 
         Args:
-            heed: called by all processes after each shard that they make, and while they wait for one that another run is making; it
-                may raise to stop.
+            check_stop: called by all processes after each shard, and while they wait for another run's shard; it may raise an
+                error to stop.
         """
         items, origins, began = self._items(), self._origins(), time.monotonic()
         n = -(-len(self.loader.split) // SHARD)
@@ -172,28 +189,28 @@ class TeacherCache:
                     tick()
                 elif mine:
                     if not waited:
-                        say(f"{title}: another run is making it; waiting")
+                        say(f"{title}: another run is computing it; waiting")
                     waited = True
                     time.sleep(WAIT_SECONDS)
-                heed()
+                check_stop()
         wait_for_all()
         self._shards = {name: [self._opened(name, origins, view, s) for s in range(n)] for name in items}
         self._ready = view, tuple(items)
-        if items and (missing or view not in self._told):
-            self._told.add(view)
+        if items and (missing or view not in self._reported):
+            self._reported.add(view)
             paths = [self._path(name, origin, view, s) for name, origin in origins.items() for s in range(n)]
             size = sum(path.stat().st_size for path in paths) / 1e6
-            took = f"made in {time.monotonic() - began:.0f} s" if missing else "found"
+            took = f"computed in {time.monotonic() - began:.0f} s" if missing else "found"
             say(f"{title}: {took}, {len(self.loader.split):,} images, {size:,.1f} MB in {self.folder}")
 
     def _items(self) -> dict[str, Item]:
         lessons = self.distiller.lessons()
         items: dict[str, Item] = {role: Vectors(role) for role in lessons.vectors}
         same = self.distiller.same_classes
-        return items | {f"p_T at {site}": PixelLabels(site, part, same) for site, part in lessons.labels.items()}
+        return items | {f"p_T at {site}": PixelLabels(site, fitting, same) for site, fitting in lessons.labels.items()}
 
     def _origins(self) -> dict[str, str]:
-        """All that an item's shards depend on, by item, as a text."""
+        """Everything that an item's shards depend on, by item, as text."""
         teacher, device, dtype = self._teacher()
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
         loader = self.loader
@@ -204,7 +221,7 @@ class TeacherCache:
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",
         }
         if self.distiller.teacher_input is not None:
-            shared |= {"teacher's input": str(seen)} if (seen := self.distiller.teacher_input.differences()) else {}
+            shared |= {"teacher's input": str(different)} if (different := self.distiller.teacher_input.differences()) else {}
         return {
             name: json.dumps({**shared, "item": name, **item.origin(self.distiller)}, sort_keys=True)
             for name, item in self._items().items()
@@ -214,7 +231,7 @@ class TeacherCache:
         teacher = self.distiller.teacher
         first = None if teacher is None else next((p for p in teacher.parameters() if p.is_floating_point()), None)
         if teacher is None or first is None:
-            raise DataError("a cache of the teacher was asked for, and there is no teacher with weights")
+            raise DataError("a cache of the teacher needs a teacher with weights, but there is none")
         return teacher, first.device, first.dtype
 
     def _path(self, name: str, origin: str, view: int, s: int) -> Path:
@@ -223,17 +240,17 @@ class TeacherCache:
         return self.folder / f"{item}-{digest[:16]}" / f"view-{view + 1}" / f"{s:05}.safetensors"
 
     def _make_alone(self, items: dict[str, Item], origins: dict[str, str], view: int, s: int) -> bool:
-        """Make a shard unless another process is making it or part of it. Locks are the system's: a dead process holds none."""
+        """Compute a shard unless another process is computing it. The system releases the locks of dead processes."""
         locks = [self._path(name, origin, view, s).with_name(f".{s:05}.lock") for name, origin in sorted(origins.items())]
-        with ExitStack() as held:
+        with ExitStack() as locked:
             try:
                 for lock in locks:
                     lock.parent.mkdir(parents=True, exist_ok=True)
-                    held.enter_context(hold(lock))
+                    locked.enter_context(hold(lock))
             except InUseError:
                 return False
             self._make(items, origins, view, s)
-            for lock in locks:  # who opened one before finds the shard when it looks
+            for lock in locks:  # a process that is waiting for a lock then finds the shard
                 lock.unlink(missing_ok=True)
         return True
 
@@ -251,32 +268,32 @@ class TeacherCache:
         for name, parts in packed.items():
             tensors = _joined(parts)
             path, text = self._path(name, origins[name], view, s), _text(origins[name], view, s)
-            # One entry: with several the header's order, and so the file's bytes, would differ from time to time.
+            # One entry only: with several, their order in the header, and so the file's bytes, would vary.
             write_whole(path, save(tensors, metadata={"origin": f"{checksum(tensors, text)} {text}"}))
 
     def _opened(self, name: str, origins: dict[str, str], view: int, s: int) -> Shard:
         shard = self._open(name, origins[name], view, s)
-        if shard is None:  # made by a process whose disk is not this one's, or damaged a moment ago
+        if shard is None:  # computed by a process with another disk, or just damaged
             self._make(self._items(), origins, view, s)
             shard = self._open(name, origins[name], view, s)
         if shard is None:
-            raise DataError(f"{self._path(name, origins[name], view, s)} cannot be read back; check the disk")
+            raise DataError(f"{self._path(name, origins[name], view, s)} cannot be read after it was written; check the disk")
         return shard
 
     def _open(self, name: str, origin: str, view: int, s: int) -> Shard | None:
-        """A shard, mapped into memory, not read; None if it does not exist. A damaged or foreign one is removed."""
+        """A shard, memory-mapped; None if it does not exist. A damaged shard, or one with another fingerprint, is removed."""
         path, text = self._path(name, origin, view, s), _text(origin, view, s)
         if not path.exists():
             return None
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no dict
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is not a dict
             wrong = path not in self._sound and metadata.get("origin") != f"{checksum(tensors, text)} {text}"
         except (SafetensorError, OSError):
             tensors, wrong = {}, True
         if wrong:
-            say(f"{path}: damaged, or made for something else; it is made again")
+            say(f"{path}: damaged, or for other inputs; computing it again")
             path.unlink(missing_ok=True)
             return None
         self._sound.add(path)
@@ -284,7 +301,7 @@ class TeacherCache:
 
 
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    with torch.autocast("cpu", enabled=False):  # there it refuses to join what is of half precision
+    with torch.autocast("cpu", enabled=False):  # autocast on a CPU cannot concatenate half-precision tensors
         return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 

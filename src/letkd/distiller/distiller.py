@@ -1,4 +1,4 @@
-"""Distiller: a student, a frozen teacher and methods make one loss."""
+"""Distiller: the loss of a student, a frozen teacher and methods."""
 
 import copy
 from collections import Counter
@@ -40,27 +40,27 @@ class Distiller(nn.Module):
 
     Args:
         student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
-        teacher: the same; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
-        methods: one method or a list of them; none for plain CE.
-        weights: λ by term name, 1 where not named. `ce` is the cross-entropy; a task's terms have the names that it gives them.
-        student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
-        teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
-            another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
-        example: one input `[1 3 H W]`, to find the shapes at the taps. Zoo models know their own.
-        criterion: `criterion(logits, y) -> scalar` in place of the cross-entropy; its term is called `ce` nevertheless. For mixed images
-            it is called with each of the two labels and weighed by their shares, so it needs to know hard labels only. It gets the
-            images that have a label, and is left out if none has. A module is registered, so its parameters are trained.
-        task: `task(output, batch) -> {name: term}` in place of the criterion and its term `ce`, for students that do not classify:
-            `output` is what the student returns, of any kind and shape, and `batch.target` what the loader yields with the images.
-            A module is registered. The teacher may return anything as well, unless a method reads logits.
-        images: number of training images; a supervision with K = "auto" needs it.
-        fused: run KD layers and per-pixel losses over chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory. The
-            layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's largest,
-            which changes the KL by less than 1e-4 as measured (docs/deviations.md, D48). With False both are as the paper writes them.
-        checks: look at every step's label values and loss and stop at the first that is wrong; each look waits for the device. Shapes
-            and types are always checked.
+        teacher: the same; set to eval mode and frozen; not part of `state_dict()` and `parameters()`. None for plain cross-entropy.
+        methods: one method or a list of methods; empty for plain cross-entropy.
+        weights: λ by term name; default: 1. `ce` is the cross-entropy; a task names its own terms.
+        student_taps, teacher_taps: module path (or `Tap`) by role, for models without a role table or to override it.
+        teacher_input: the teacher's own input (`letkd.TeacherInput`), if it was trained with another normalisation or image size, or
+            with another order of classes. Applied in every step, in `fit` and in the cache.
+        example: an input `[1 3 H W]`, to find the shapes at the taps. Not needed for zoo models.
+        criterion: `criterion(logits, y) -> scalar`, replaces the cross-entropy; its term is still called `ce`. For mixed images it is
+            called with each of the two labels and weighted by their shares, so it only needs to handle class indices. It gets only
+            images with a label, and is not called if there are none. If it is a module, its parameters are trained.
+        task: `task(output, batch) -> {name: term}`, replaces the criterion and its term `ce`, for students that do not classify.
+            `output` is the student's output, of any type and shape; `batch.target` is what the loader yields with the images. If it
+            is a module, its parameters are trained. The teacher, too, may return anything, unless a method reads logits.
+        images: number of training images; needed by a supervision with K = "auto".
+        fused: compute KD layers and per-pixel losses in chunks of pixels (`letkd.layer.fused`), in a fraction of the time and memory.
+            The layer is equal within rounding; the loss of K-means labels also drops labels below `least` (1e-7) of a pixel's
+            largest, which changes the KL by less than 1e-4 (measured; docs/deviations.md, D48). False: as the paper defines them.
+        checks: check label values and the loss in every step, which synchronises with the device, and raise an error if they are
+            wrong. Shapes and types are always checked.
 
-    The teacher is not trained, nor are its BN statistics touched; `.to()` moves it along.
+    Neither the teacher nor its BN statistics change; `.to()` moves the teacher, too.
 
     Examples:
         >>> import letkd
@@ -96,13 +96,13 @@ class Distiller(nn.Module):
         super().__init__()
         methods = [methods] if isinstance(methods, Method) else list(methods)
         if methods and teacher is None:
-            raise LetkdError(f"{', '.join(m.name for m in methods)} needs a teacher and none was given")
+            raise LetkdError(f"{', '.join(m.name for m in methods)} needs a teacher, but none was given")
         if teacher is student:
-            raise LetkdError("student and teacher are the same object; make a copy of one, or the teacher would be trained")
+            raise LetkdError("student and teacher are the same object, so the teacher would be trained; copy one of them")
         self.student = student
         self.methods = nn.ModuleList(methods)
         if task is not None and criterion is not None:
-            raise LetkdError("a criterion and a task were given, and each takes the place of the cross-entropy; give one")
+            raise LetkdError("a criterion and a task were given, but each replaces the cross-entropy; give only one")
         self.criterion = criterion or F.cross_entropy
         self.task = task
         self.same_classes = True  # whether the teacher predicts the student's classes
@@ -111,10 +111,10 @@ class Distiller(nn.Module):
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
         self._channels: int | None = known  # of the images
         self._reach = Reach()
-        self.cache: TeacherCache | None = None  # if set, steps read what they need of the teacher from it
+        self.cache: TeacherCache | None = None  # if set, steps read the teacher's outputs from it
         for method in methods:
             method.fused, method.images = fused, images
-        # In a tuple, so that nn.Module does not see the teacher: no parameters, no state, no train().
+        # In a tuple, so that nn.Module does not register the teacher: no parameters, no state, no train().
         self._frozen: tuple[nn.Module, ...] = ()
         self._student_reads, self._teacher_reads = Taps(student, {}), None
         if teacher is not None:
@@ -127,21 +127,23 @@ class Distiller(nn.Module):
                 output, _ = run_once(self._student_reads, example.to(_device(student)))
                 self._logits(output, student)
         if not any(parameter.requires_grad for parameter in self.parameters()):
-            raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
+            raise LetkdError(
+                f"the student {type(student).__name__} has no trainable parameters; use one that has, or unfreeze some"
+            )
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""
+        """Set λ by term name; default: 1. A method whose terms all have weight 0 is left out of the step."""
         names = [name for method in self._methods() for name in method.term_names()]
-        # What a task's terms are called is known once it has run.
+        # The names of a task's terms are known only after it has run.
         names = [*(["ce"] if self.task is None else [name for name in weights if name not in names]), *names]
         unknown = [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]
         if unknown:
-            raise LetkdError(f"there is a weight for {', '.join(unknown)}, and the terms are {', '.join(names)}")
+            raise LetkdError(f"there is a weight for {', '.join(unknown)}, but the terms are {', '.join(names)}")
         if twice := [name for name, n in Counter(names).items() if n > 1]:
-            raise LetkdError(f"two methods give the term {twice[0]!r}, and only one of them would count; drop one")
+            raise LetkdError(f"two methods have the term {twice[0]!r}, but only one of them would count; remove one method")
         self.weights = {name: float(weights.get(name, 1.0)) for name in names}
         if self.task is None and not any(self.weights.values()):
-            raise LetkdError(f"all terms ({', '.join(names)}) weigh 0; there is nothing to learn from")
+            raise LetkdError(f"all terms ({', '.join(names)}) have weight 0, so there is nothing to learn; set a weight")
         self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
 
     def _build(
@@ -169,15 +171,13 @@ class Distiller(nn.Module):
                 method.build(here, there)
             sites = Counter(site for method in methods for site in method.fittings())
             if twice := [site for site, n in sites.items() if n > 1]:
-                raise LetkdError(
-                    f"two methods have a site at {twice[0]!r}; name the place by another role for one of them, or drop it"
-                )
-            # Graft first, tap second: taps may lie inside what was grafted.
+                raise LetkdError(f"two methods have a site at {twice[0]!r}; give one of them another role, or remove it")
+            # Graft first, then tap: taps may be inside grafted layers.
             reads = [method.reads for method in methods]
             self._student_reads = Taps(self.student, {role: tap for read in reads for role, tap in read.student.items()})
             self._teacher_reads = Taps(teacher, {role: tap for read in reads for role, tap in read.teacher.items()})
             self.set_weights(weights)
-            # What cannot run together fails here, not in the first step of training.
+            # A combination that cannot run fails here, not in the first training step.
             run_once(self._student_reads, example.to(_device(self.student)))
             run_once(self._teacher_reads, shown.to(_device(teacher)))
             for method in methods:
@@ -193,13 +193,13 @@ class Distiller(nn.Module):
 
     @property
     def student_reads(self) -> dict[str, Tap]:
-        """Where the methods read the student, by role."""
+        """The student's taps that the methods read, by role."""
         return self._student_reads.taps
 
     def forward(self, batch: Any) -> Step:
         batch = Batch.of(batch, channels=self._channels, task=self.task is not None)
         with self._reach.watch(self.student, self._trained_layers()) as grafted:
-            output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), F̂ goes on to the logits
+            output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), and F̂ on to the logits
         logits = self._logits(output, self.student)
         if logits is not None:
             student["logits"] = logits
@@ -216,10 +216,10 @@ class Distiller(nn.Module):
         terms = self._own_terms(output, logits, batch)  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
-        # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
-        weighed = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
-        loss = torch.stack([weight * term for weight, term in weighed if weight]).sum()  # (3.2)
-        # Labels from a table hide the teacher's NaN from the loss, so its features are checked, too.
+        # A term of weight 0 is left out, not multiplied by 0: parameters that only it depends on get no gradient and no decay.
+        weighted = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
+        loss = torch.stack([weight * term for weight, term in weighted if weight]).sum()  # (3.2)
+        # With labels from a table, NaN in the teacher's features would not reach the loss, so the features are checked, too.
         finite = all_finite([loss.detach(), *view.teacher.values()])
         if self.checks and not finite:
             raise NonFiniteError(where_non_finite(view, terms))
@@ -227,7 +227,7 @@ class Distiller(nn.Module):
         return Step(loss, terms, output if logits is None else logits, finite)
 
     def _logits(self, output: Any, model: nn.Module) -> Tensor | None:
-        """A network's logits `[b C]`; None if it gives something else and there is a task, which need not classify."""
+        """A network's logits `[b C]`; None if it returns something else and there is a task, which need not classify."""
         return as_logits(output, model) if self.task is None or logits_in(output) is not None else None
 
     def _own_terms(self, output: Any, logits: Tensor | None, batch: Batch) -> dict[str, Tensor]:
@@ -237,7 +237,7 @@ class Distiller(nn.Module):
         return task_terms(self.task, output, batch, weights=self.weights, taken=taken)
 
     def _trained_layers(self) -> list[str]:
-        """Paths of the grafted layers that this step is to train."""
+        """Paths of the grafted layers that this step must train."""
         if (
             not (self.checks and self.training and torch.is_grad_enabled() and self.weights.get("ce", self.task is not None))
             or torch.compiler.is_compiling()
@@ -249,17 +249,17 @@ class Distiller(nn.Module):
         return [method for method in self.methods if isinstance(method, Method)]
 
     def _read_teacher(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Labels]]:
-        """The teacher's features by role and, where a cache has them, its labels by site."""
+        """The teacher's features by role and, with a cache, its labels by site."""
         if not self._active:
             return {}, {}
         return (self._run_teacher(batch.x), {}) if self.cache is None else self.cache.read(batch)
 
     def _second(self, batch: Batch) -> View:
-        """Both networks on the second view of the images, by themselves: BN does not mix the views."""
+        """Both networks on the second view of the images, in a separate pass: BN does not mix the views."""
         if batch.second is None:
             names = ", ".join(repr(method.name) for method in self._active if method.two_views)
             raise DataError(
-                f"{names} compares two views of every image, and the batch has one: set data.second_view, or yield "
+                f"{names} compares two views of every image, but the batch has only one; set data.second_view, or yield "
                 "letkd.Batch(x, y, second=…)"
             )
         output, student = self._student_reads(batch.second)
@@ -272,36 +272,36 @@ class Distiller(nn.Module):
         if self._teacher_reads is None:
             return {}
         self._frozen[0].eval()
-        with torch.autocast(x.device.type, enabled=False):  # in bf16 many pixels would get another centre
-            seen = self.teacher_input
-            output, features = self._teacher_reads(x if seen is None else seen(x))
-            logits = logits_in(output)  # a backbone has none, and only methods that read none are built for it
-            return features if logits is None else {**features, "logits": logits if seen is None else seen.reorder(logits)}
+        with torch.autocast(x.device.type, enabled=False):  # in bf16 many pixels would be assigned to another centre
+            adapt = self.teacher_input
+            output, features = self._teacher_reads(x if adapt is None else adapt(x))
+            logits = logits_in(output)  # None for a backbone; its methods do not read logits
+            return features if logits is None else {**features, "logits": logits if adapt is None else adapt.reorder(logits)}
 
     def check_mix(self) -> None:
-        """Raises if a method cannot learn from mixed images (`letkd.data.Mix`)."""
+        """Raise an error if a method cannot learn from mixed images (`letkd.data.Mix`)."""
         for method in self._methods():
             if method.unmixable:
                 raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
 
     def lessons(self) -> Lessons:
-        """What a cache must keep of the teacher for the methods that take part in the step."""
+        """What a cache must store for the methods that are part of the step."""
         if names := [repr(method.name) for method in self._methods() if method.two_views]:
             raise LetkdError(
-                f"a cache of the teacher keeps one view of every image per epoch, and {', '.join(names)} needs two; train without it "
-                "(leave out --cache, train.cache_views)"
+                f"a cache of the teacher stores one view of every image per epoch, but {', '.join(names)} needs two; train without the "
+                "cache (omit --cache, train.cache_views)"
             )
         if maps := [method.name for method in self._methods() if method.lessons() is None]:
             raise LetkdError(
-                f"a cache of the teacher keeps labels, logits and pooled features, and {', '.join(map(repr, maps))} needs whole maps; "
-                "train without it (leave out --cache, train.cache_views)"
+                f"a cache of the teacher stores labels, logits and pooled features, but {', '.join(map(repr, maps))} needs whole maps; "
+                "train without the cache (omit --cache, train.cache_views)"
             )
         parts = [lessons for method in self._active if (lessons := method.lessons()) is not None]
         vectors = dict.fromkeys(role for part in parts for role in part.vectors)
         return Lessons(tuple(vectors), {site: fitting for part in parts for site, fitting in part.labels.items()})
 
     def tap_path(self, role: str) -> str:
-        """Where in the teacher a role's features are read."""
+        """Module path and side where a role's features are read in the teacher."""
         if self._teacher_reads is None:
             raise TapError("there is no teacher to read from")
         tap = self._teacher_reads.taps.get(role)
@@ -321,35 +321,37 @@ class Distiller(nn.Module):
         force: bool = False,
         terms: Collection[str] | None = None,
     ) -> Self:
-        """Run the offline parts (Alg. 1 and 2): one pass of the teacher over `loader`, without augmentation for the paper's way.
+        """Run the offline parts (Alg. 1 and 2): one pass of the teacher over `loader`, which in the paper is not augmented.
 
-        Of several processes each passes over its own part of the images; what they gathered is brought together, and all end
-        with the same labels as one process that saw everything.
+        With several processes, each gets its own part of the images. Their results are combined, so all processes have the same labels
+        as a single process that gets all images.
 
         Args:
-            loader: yields batches as for `forward`.
-            folder: where fitted supervisions are kept. One whose fingerprint (teacher weights, tap, data, settings) matches is
-                loaded instead of fitted; otherwise it is fitted again, and a line says what changed.
-            data: names the data for that fingerprint; needed with `folder`.
-            force: fit even so.
-            terms: fit only what these loss terms need; all where not given.
+            loader: yields the same kinds of batches as for `forward`.
+            folder: for fitted supervisions. If a file's fingerprint (teacher weights, tap, data, settings) matches, it is loaded
+                instead of fitted; otherwise it is refitted, and a message says what changed.
+            data: a name for the data, part of the fingerprint; required with `folder`.
+            force: fit even if a matching file exists.
+            terms: fit only what these loss terms need; default: all terms.
         """
         unfitted = {
-            site: part
-            for site, part in self.fittings().items()
-            if part.supervision.fitted_buffers and (terms is None or part.term in terms)
+            site: fitting
+            for site, fitting in self.fittings().items()
+            if fitting.part.fitted_buffers and (terms is None or fitting.term in terms)
         }
         if folder is not None and not data:
-            raise LetkdError("fit(folder=…) must know which data the fitted files belong to: pass data='a name or hash of it'")
-        origins = {site: self._origin(part, data) for site, part in unfitted.items()} if folder is not None else {}
+            raise LetkdError(
+                "fit(folder=…) needs a name for the data, which is stored in the fitted files; pass data='name or hash'"
+            )
+        origins = {site: self._origin(fitting, data) for site, fitting in unfitted.items()} if folder is not None else {}
         if folder is not None and not force:
-            for site, part in list(unfitted.items()):
-                if all(objects_of_all(load_fitted(part.supervision, Path(folder), site, origins[site]))):
+            for site, fitting in list(unfitted.items()):
+                if all(objects_of_all(load_fitted(fitting.part, Path(folder), site, origins[site]))):
                     del unfitted[site]
         if unfitted:
             self._fit(unfitted, loader)
             for site in unfitted if folder is not None and rank() == 0 else ():
-                save_fitted(unfitted[site].supervision, Path(folder or ""), site, origins[site])
+                save_fitted(unfitted[site].part, Path(folder or ""), site, origins[site])
         return self
 
     @torch.no_grad()
@@ -359,14 +361,14 @@ class Distiller(nn.Module):
         batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)
         fit_parts(unfitted, batches, self._run_teacher, device=device, checks=self.checks)
 
-    def _origin(self, part: Fitting, data: str) -> Origin:
-        where = f"{self.tap_path(part.role)} {part.match}"
-        if self.teacher_input is not None and (seen := self.teacher_input.differences()):
-            where += f" of images with {seen}"
-        return Origin.of(self._frozen[0], where, data, part.supervision)
+    def _origin(self, fitting: Fitting, data: str) -> Origin:
+        where = f"{self.tap_path(fitting.role)} {fitting.match}"
+        if self.teacher_input is not None and (differences := self.teacher_input.differences()):
+            where += f" of images with {differences}"
+        return Origin.of(self._frozen[0], where, data, fitting.part)
 
     def export(self) -> nn.Module:
-        """The student alone, in eval mode: with the layers that a method put into it, without teacher, taps or gradients."""
+        """A copy of the student in eval mode, with the layers that methods added, without teacher, taps or gradients."""
         student = copy.deepcopy(self.student)
         for method in self._methods():
             student = method.export(student)
@@ -375,7 +377,7 @@ class Distiller(nn.Module):
         return student.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """As for any module, but a batch norm whose own parameters are all frozen stays in eval mode: its statistics are frozen, too."""
+        """As for any module, but a batch norm whose parameters are all frozen stays in eval mode, so that its statistics are frozen."""
         super().train(mode)
         for module in self.student.modules():
             own = list(module.parameters(recurse=False))

@@ -1,4 +1,4 @@
-"""What has to be known to feed a shipped model and to read its answer; it travels inside every file that holds one."""
+"""What is needed to use a shipped model: classes, normalisation, image size; stored in every model file."""
 
 import json
 from collections.abc import Mapping
@@ -20,19 +20,18 @@ Name = Annotated[str, Field(max_length=1000)]
 
 
 class Facts(BaseModel):
-    """Facts of a shipped model: the header of a student file, the metadata of an ONNX file, the extra file of a program.
+    """Facts about a shipped model, in the header of a student file, the metadata of an ONNX file or the extra file of a program.
 
     Args:
-        num_classes: logits it gives.
-        classes: their names, or none.
-        mean: of each channel, where 0 is black and 1 is white; None if not known.
-        std: likewise.
+        num_classes: number of logits.
+        classes: names of the classes, or empty.
+        mean, std: per channel, with 0 for black and 1 for white; None if unknown.
         size: height and width of the images it was trained on.
-        resize: what a picture's shorter side is scaled to before `size` is cut from its centre; if None, 8/7 of `size`, and a
-            picture that already has the size is left as it is.
-        input: `uint8`: takes images as they are, RGB from 0 to 255, and normalises them itself; `normalised`: takes
+        resize: length of the shorter side before `size` is cropped from the centre; None: 8/7 of `size`, but images that already
+            have the size are not changed.
+        input: `uint8`: the model takes RGB values from 0 to 255 and normalises them itself; `normalised`: it takes
             (image / 255 − mean) / std.
-        dynamic: which of batch, height and width may differ from call to call.
+        dynamic: which of batch, height and width may vary.
         batch: images per call if the batch is fixed.
         model: the network's name.
     """
@@ -59,11 +58,11 @@ class Facts(BaseModel):
     @classmethod
     def _a_name_per_logit(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if len(value) not in (0, info.data.get("num_classes", len(value))):
-            raise ValueError("not as many names as logits")
+            raise ValueError("the numbers of names and logits differ")
         return value
 
     def replace(self, **changes: Any) -> "Facts":
-        """The same facts but for these."""
+        """A copy with these changes."""
         return Facts(**{**self.model_dump(include=set(Facts.model_fields)), **changes})
 
     def name_of(self, label: int) -> str:
@@ -78,24 +77,24 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def facts_from_json(text: str | None, path: object) -> Facts:
-    """What `as_json` wrote, or a sentence on what the file is instead."""
+    """Parse what `as_json` wrote."""
     table = table_from_json(text)
     if table is None or table.get("format") != FORMAT:
-        raise CheckpointError(f"{path} carries no facts of letkd (classes, normalisation, size); make it with `letkd export`")
+        raise CheckpointError(f"{path} has no metadata of letkd (classes, normalisation, size); create it with `letkd export`")
     return facts_from(table, path)
 
 
 def facts_from(table: Mapping[str, Any], path: object) -> Facts:
-    """Facts from a table out of a file; what is missing is not known.
+    """Facts from a table in a file; missing keys get their defaults.
 
     Args:
-        path: the file, for the sentence on what is wrong in it.
+        path: the file, for error messages.
     """
     return checked(Facts, table, path)
 
 
 def table_from_json(text: str | None) -> dict[str, Any] | None:
-    """A JSON object out of a file; None if the text is anything else."""
+    """A JSON object as a dictionary; None if the text is anything else."""
     try:
         table = json.loads(text or "null")
     except (ValueError, RecursionError):
@@ -104,17 +103,18 @@ def table_from_json(text: str | None) -> dict[str, Any] | None:
 
 
 def checked(kind: type[Kind], table: Mapping[str, Any], path: object) -> Kind:
-    """A table out of a file as a model of its facts, or a sentence that names what is wrong."""
+    """Validate a table from a file; an error names the wrong keys."""
     try:
         return kind.model_validate(dict(table))
     except ValidationError as error:
         raise CheckpointError(
-            f"{path} is damaged, or of a newer letkd: its header is wrong at {wrong_places(error)}; get it again, or upgrade"
+            f"{path} is damaged or from a newer version of letkd: its header is wrong at {wrong_places(error)}; get it again, or "
+            "upgrade letkd"
         ) from None
 
 
 def wrong_places(error: ValidationError, n: int = 4) -> str:
-    """Where a table is wrong: `mean[1], changes[0].settings.K and 2 more`."""
+    """The wrong keys of a table: `mean[1], changes[0].settings.K and 2 more`."""
     places = list(dict.fromkeys(_place(part["loc"]) for part in error.errors(include_url=False, include_input=False)))
     return ", ".join(places[:n]) + (f" and {len(places) - n} more" if len(places) > n else "")
 

@@ -1,4 +1,4 @@
-"""Whether numbers are finite, and which are not."""
+"""Checks for NaN and infinity."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -13,9 +13,9 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def first_non_finite(module: nn.Module) -> str | None:
-    """The name of a parameter or buffer that diverged, None where there is none: one transfer from the device for all of them.
+    """The name of the first parameter or buffer that diverged, or None, with a single transfer from the device.
 
-    Infinity counts in parameters and in the statistics of BN. Other buffers may hold it by design, such as masks of −∞ for attention.
+    Infinity is checked in parameters and BN statistics only. Other buffers may contain it by design, such as attention masks of −∞.
     """
     found = {name: ~torch.isfinite(value).all() for name, value in module.named_parameters()}
     for name, value in module.named_buffers():
@@ -29,12 +29,12 @@ def first_non_finite(module: nn.Module) -> str | None:
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:
-    """Whether all of them are, as a scalar on their device: nothing waits for it."""
+    """Whether all values are finite, as a scalar on their device, without synchronisation."""
     return torch.stack([torch.isfinite(value).all() for value in values]).all()
 
 
 def where_non_finite(view: "View", terms: Mapping[str, Tensor]) -> str:
-    """A sentence on the first place of a step that holds NaN or infinity."""
+    """A sentence on where NaN or infinity first occurs in a step."""
     places = [(f"the input batch of epoch {view.batch.epoch}", view.batch.x)]
     places += [(f"the teacher's tap {role!r}", f) for role, f in view.teacher.items()]
     places += [(f"the student's tap {role!r}", f) for role, f in view.student.items()]

@@ -13,43 +13,43 @@ from letkd.supervision.shared import finish_of_all
 
 
 def fit_parts(
-    parts: Mapping[str, Fitting],
+    fittings: Mapping[str, Fitting],
     batches: Iterable[Batch],
     run_teacher: Callable[[Tensor], dict[str, Tensor]],
     *,
     device: torch.device,
     checks: bool,
 ) -> None:
-    """Fit every part, by site, to the teacher's features of all batches; a part that needs labels gets the images that have one.
+    """Fit every part, by site, to the teacher's features of all batches; a part that needs labels gets only labelled images.
 
     Args:
-        run_teacher: features by role for images.
-        device: where the fitted buffers belong.
+        run_teacher: returns the teacher's features by role.
+        device: of the fitted buffers.
         checks: whether labels out of range are an error.
     """
-    for part in parts.values():
-        part.supervision.reset()
+    for fitting in fittings.values():
+        fitting.part.reset()
     for batch in batches:
         if not len(batch.y):
-            continue  # this process's share of a batch with fewer images than processes
+            continue  # the batch has fewer images than there are processes
         if batch.y2 is not None:
-            raise DataError("fit() was given mixed images, and the labels are fitted to whole ones: use a loader without mix")
+            raise DataError("fit() got mixed images, but needs unmixed ones; use a loader without mix")
         if checks:
             check_labels(batch.y, None, least=UNLABELLED)
         features = run_teacher(batch.x)  # Alg. 1, offline; Alg. 2, offline: F ← f_t(X; θ_t)
         labelled = batch.labelled()
-        for part in parts.values():
-            shown = part.f_T(features), batch.y, batch.index
-            if part.supervision.needs_labels and labelled is not None:
+        for fitting in fittings.values():
+            shown = fitting.f_T(features), batch.y, batch.index
+            if fitting.part.needs_labels and labelled is not None:
                 shown = shown[0][labelled], shown[1][labelled], None if shown[2] is None else shown[2][labelled]
             if len(shown[1]):
-                part.supervision.partial_fit(*shown)
-    for site, part in parts.items():
-        with bar(f"{part.supervision} at {site}: from pixels to labels", None):
-            finish_of_all(part.supervision)
-        part.supervision.to(device)
+                fitting.part.partial_fit(*shown)
+    for site, fitting in fittings.items():
+        with bar(f"{fitting.part} at {site}: computing labels", None):
+            finish_of_all(fitting.part)
+        fitting.part.to(device)
         facts = (
             f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}"
-            for name, value in part.supervision.report_.items()
+            for name, value in fitting.part.report_.items()
         )
-        say(f"fitted {part.supervision} at {site} ({', '.join(facts)})")
+        say(f"fitted {fitting.part} at {site} ({', '.join(facts)})")

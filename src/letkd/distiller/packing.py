@@ -1,4 +1,4 @@
-"""Labels as a cache keeps them, in few bytes."""
+"""Compact storage of labels in a cache."""
 
 import torch
 from jaxtyping import Int
@@ -11,7 +11,7 @@ KEPT = 1e-4  # labels below this share of their pixel's largest are left out
 
 
 def pack(labels: Labels) -> dict[str, Tensor]:
-    """Of each pixel the number of its row, if all rows come from one table; else its few largest labels in half precision."""
+    """The row number of each pixel, if labels are rows of a table; otherwise its largest labels in half precision."""
     if isinstance(labels, Table):
         return {"at": narrow(labels.at, len(labels.rows))}
     kept = largest_labels(labels, KEPT)
@@ -19,7 +19,7 @@ def pack(labels: Labels) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor], supervision: Supervision) -> Labels:
-    """The labels of the pixels whose rows `pack` gave, scaled to sum to one again."""
+    """The labels that `pack` stored, rescaled to sum to one."""
     table = supervision.label_table()
     if table is not None:
         return Table(table, widen(packed["at"]))
@@ -30,11 +30,11 @@ def unpack(packed: dict[str, Tensor], supervision: Supervision) -> Labels:
 
 
 def narrow(numbers: Int[Tensor, "n"], below: int = 2**16) -> Int[Tensor, "n"]:
-    """Numbers from 0 up in 16 bits, those from 2^15 on as negative ones, or in 32 bits where they run beyond."""
+    """Non-negative numbers in 16 bits, with those from 2^15 on as negative numbers; in 32 bits if `below` is larger than 2^16."""
     return numbers.to(torch.int16 if below <= 2**16 else torch.int32)
 
 
 def widen(numbers: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """What `narrow` was given."""
+    """The inverse of `narrow`."""
     wide = numbers.to(torch.int64)
     return wide & 0xFFFF if numbers.dtype == torch.int16 else wide

@@ -1,4 +1,4 @@
-"""A trained student as one file: the network's name, what methods changed in it and the weights; no teacher is needed to open it."""
+"""A trained student in one file: the network's name, the changes that methods made to it, and the weights."""
 
 import inspect
 import json
@@ -25,8 +25,8 @@ FORMAT = "letkd-student-2"
 STUDENT = "student.safetensors"  # in a run folder
 HUB_WEIGHTS = "model.safetensors"  # in a folder in the layout of the Hugging Face Hub
 
-# What a method may put into a student: behind a module (or folded there), or a FrozenLinear in the place of the classifier. A file
-# names them by class, and nothing else is ever built because a file says so. Each tells its constructor's arguments by `settings()`.
+# The layers that a method may add to a student: after a module, or a FrozenLinear instead of the classifier. A file names them by
+# class, and no other class is built because a file names it. Each returns its constructor's arguments from `settings()`.
 LAYERS: dict[str, Callable[..., nn.Module]] = {cls.__name__: cls for cls in (KDLayer, FoldedKDLayer, Projector, FrozenLinear)}
 
 Shapes = dict[str, tuple[int, ...]]
@@ -34,7 +34,7 @@ SETTINGS = {int: Count, float: Number, bool: StrictBool, tuple[int, int] | None:
 
 
 def _change_of(name: str, layer: Callable[..., nn.Module]) -> type[BaseModel]:
-    """A change in a header: this layer, where it is, and what its constructor takes, each of its type and in range."""
+    """The schema of a change in a header: the layer, its path, and its constructor's arguments with types and bounds."""
     takes = inspect.signature(layer).parameters.items()
     defaults = {key: ... if parameter.default is parameter.empty else parameter.default for key, parameter in takes}
     fields: Any = {key: (SETTINGS[parameter.annotation], defaults[key]) for key, parameter in takes}
@@ -50,7 +50,7 @@ Change = Annotated[Union[tuple(_change_of(*named) for named in LAYERS.items())],
 
 
 class Header(Facts):
-    """The header of a student file: facts, what methods changed in the network, and whatever else `save_student` was given."""
+    """The header of a student file: facts, the changes that methods made to the network, and other arguments of `save_student`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -62,7 +62,7 @@ class Header(Facts):
     @classmethod
     def _weights_do_not_normalise(cls, value: Input) -> Input:
         if value != "normalised":
-            raise ValueError("there is no graph that could normalise")
+            raise ValueError("the file has no graph that could normalise")
         return value
 
 
@@ -70,28 +70,38 @@ def save_student(student: nn.Module, path: str | Path, *, model: str, num_classe
     """Write a student that `load_student` can open.
 
     Args:
-        model: the name that `create_model` knows the bare network by.
-        facts: what else should travel in the header: the fields of `letkd.distiller.facts.Facts` (class names, mean, std, size), and
-            anything that JSON can hold.
+        student: the network, with the layers that methods added.
+        model: name of the plain network for `create_model`.
+        facts: other entries of the header: the fields of `letkd.distiller.facts.Facts` (class names, mean, std, size), and any
+            values that JSON can represent.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "student.safetensors"
+        >>> student = create_model("resnet8_tiny", num_classes=2)
+        >>> save_student(student, path, model="resnet8_tiny", num_classes=2, classes=["cat", "dog"])
+        >>> read_header(path)["classes"]
+        ['cat', 'dog']
     """
     header = {**facts, "format": FORMAT, "model": model, "num_classes": num_classes, "changes": _changes(student)}
     try:
         Header.model_validate(header)
     except ValidationError as error:
         raise CheckpointError(
-            f"{path} was not written: no student can have what is given as {wrong_places(error)}; see letkd.distiller.facts.Facts"
+            f"{path} was not written: invalid value at {wrong_places(error)}; see letkd.distiller.facts.Facts"
         ) from None
     save_weights(student, path, {"letkd": json.dumps(header)})
 
 
 def load_student(path: str | Path, *, model: str | None = None, num_classes: int | None = None) -> nn.Module:
-    """Open what `save_student` wrote: build the network, change it as the methods did, load the weights; in eval mode.
+    """Load a student: build the network, apply the changes of the methods, load the weights, and set it to eval mode.
 
     Args:
-        path: the file, or a folder with it: a finished run, or what `letkd export --to hub-folder` wrote.
-        model: the network by the name that `create_model` knows it by, where it is none of the zoo: the file says its name, too,
-            but code is not run because a file says so.
-        num_classes: for another number of classes than the file's; the classifier is then freshly initialised, and a line names it.
+        path: a file written by `save_student`, or a folder that contains one: a finished run, or the output of
+            `letkd export --to hub-folder`.
+        model: name of the network for `create_model`, if it is not in the zoo. The file contains the name, too, but code is not run
+            only because a file names it.
+        num_classes: a different number of classes; the classifier is then initialised randomly, and a message names it.
 
     Examples:
         >>> import tempfile
@@ -105,17 +115,17 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     name, C = model or header["model"], header["num_classes"]
     if model is None and name not in list_models():
         raise CheckpointError(
-            f"{path} holds the network {name!r}, which is none of the zoo, and code is not run because a file names it; where you "
-            f"trust it, say so with `model={name!r}`"
+            f"{path} contains the network {name!r}, which is not in the zoo, and code is not run only because a file names it; if you "
+            f"trust it, pass `model={name!r}`"
         )
     if num_classes not in (None, C) and any(change["layer"] == FrozenLinear.__name__ for change in header["changes"]):
         raise CheckpointError(
-            f"{path} predicts its {C} classes by a teacher's classifier, which cannot be replaced by one for {num_classes}; start from "
-            "other weights"
+            f"{path} predicts its {C} classes with a teacher's classifier, which cannot be replaced by one for {num_classes} classes; "
+            "start from other weights"
         )
     shapes = _shapes(path)
     if name in list_models():
-        with torch.device("meta"):  # no memory is taken before the sizes in the header are known to be those of the tensors
+        with torch.device("meta"):  # no memory is allocated until the sizes in the header match the tensors
             _must_fit(_change(create_model(name, num_classes=C), header, shapes, path), shapes, path)
     student = _change(create_model(name, num_classes=num_classes or C), header, shapes, path)
     load_weights(student, path, num_classes=num_classes)
@@ -123,18 +133,18 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
 
 
 def _file_in(path: Path) -> Path:
-    """The student file in a folder; a file as it is."""
+    """The student file in a folder; a file itself."""
     if not path.is_dir():
         return path
     names = (STUDENT, HUB_WEIGHTS)
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
-        raise CheckpointError(f"{path} holds no student: there is no {' and no '.join(names)} in it")
+        raise CheckpointError(f"{path} contains no student: neither {' nor '.join(names)} exists in it")
     return found
 
 
 def is_student_file(path: str | Path) -> bool:
-    """Whether `save_student` wrote a file; plain weights have no header of ours."""
+    """Whether `save_student` wrote the file; plain weights have no letkd header."""
     try:
         with safe_open(path, framework="pt") as file:
             return "letkd" in (file.metadata() or {})
@@ -143,39 +153,39 @@ def is_student_file(path: str | Path) -> bool:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """What a student file says of itself, checked: the fields of `Header` as they were written."""
+    """The header of a student file, checked: the fields of `Header` as they were written."""
     try:
         with safe_open(path, framework="pt") as file:
             header = table_from_json((file.metadata() or {}).get("letkd"))
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is no student file: {error}") from None
+        raise CheckpointError(f"{path} is not a student file: {error}") from None
     if header is None or header.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is no student file of letkd; plain weights are evaluated by `letkd eval FILE --student MODEL`"
+            f"{path} is not a student file of letkd; to evaluate plain weights use `letkd eval FILE --student MODEL`"
         )
     checked(Header, header, path)
     return header
 
 
 def _changes(student: nn.Module) -> list[dict[str, Any]]:
-    """What methods changed, hosts before what stands inside them, so that it can be done again in this order."""
+    """The changes that methods made, outer modules before inner ones, so that they can be repeated in this order."""
     found = []
     for at, module in student.named_modules():
         if type(module) in LAYERS.values():
             layer: Any = module
             host, _, name = at.rpartition(".")
             layout = layout_of_graft(student.get_submodule(host), name)
-            told = {} if layout is None else {"layout": str(layout)}
-            found.append({"layer": type(layer).__name__, "at": at, "settings": layer.settings(), **told})
+            written = {} if layout is None else {"layout": str(layout)}
+            found.append({"layer": type(layer).__name__, "at": at, "settings": layer.settings(), **written})
     return found
 
 
 def _change(student: nn.Module, header: dict[str, Any], shapes: Shapes, path: str | Path) -> nn.Module:
-    """Do to a bare network what the header says."""
+    """Apply the changes in the header to a plain network."""
     own = dict(student.named_modules())
     for change in header["changes"]:
         cls, at = LAYERS[change["layer"]], change["at"]
-        if type(own.get(at)) is cls:  # the network came with it
+        if type(own.get(at)) is cls:  # part of the plain network
             continue
         settings = {key: tuple(value) if isinstance(value, list) else value for key, value in change["settings"].items()}
         host, _, name = at.rpartition(".")
@@ -188,7 +198,7 @@ def _change(student: nn.Module, header: dict[str, Any], shapes: Shapes, path: st
             elif type(find_module(student, at)) is nn.Linear:
                 replace_module(student, at, cls(**settings))
             else:
-                raise TapError(f"{at!r} is no nn.Linear, and only that is replaced")
+                raise TapError(f"{at!r} is not an nn.Linear, and only an nn.Linear can be replaced")
         except (TapError, UnsupportedPair) as error:
             raise CheckpointError(f"{path} does not fit its network and layers: {error}") from None
     return student
@@ -199,10 +209,10 @@ def _must_fit(module: nn.Module, shapes: Shapes, path: str | Path, prefix: str =
         if shapes.get(name) != tuple(tensor.shape):
             has = f"is {list(shapes[name])}" if name in shapes else "is missing"
             raise CheckpointError(
-                f"{path} does not fit its network and layers: {name!r} {has} and should be {list(tensor.shape)}; get it again"
+                f"{path} does not fit its network and layers: {name!r} {has} but should be {list(tensor.shape)}; get the file again"
             )
 
 
 def _shapes(path: str | Path) -> Shapes:
     with safe_open(path, framework="pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - safe_open is not a dict

@@ -1,4 +1,4 @@
-"""The student's own loss: the cross-entropy of the images that have a label, or a task of the user's own."""
+"""The student's own loss: the cross-entropy over images with a label, or the user's own task."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -13,13 +13,13 @@ Task = Callable[[Any, Batch], Mapping[str, Tensor]]
 
 
 def class_terms(criterion: Criterion, logits: Tensor | None, batch: Batch) -> dict[str, Tensor]:
-    """`ce`: the criterion over the images that have a label."""
+    """`ce`: the criterion over images with a label."""
     rows = [] if logits is None else [logits]
     return {"ce": batch.over_labels(lambda logits, y: _scalar(criterion(logits, y), "criterion"), *rows)}
 
 
 def task_terms(task: Task, output: Any, batch: Batch, *, weights: Collection[str], taken: Collection[str]) -> dict[str, Tensor]:
-    """What a task gives for the student's output, checked.
+    """The terms that a task returns for the student's output, checked.
 
     Args:
         weights: names of the terms that have a weight.
@@ -27,16 +27,18 @@ def task_terms(task: Task, output: Any, batch: Batch, *, weights: Collection[str
     """
     terms = task(output, batch)
     if not isinstance(terms, Mapping) or not terms:
-        raise LetkdError(f"the task must return its loss terms by name, {{name: scalar}}, and it gave a {type(terms).__name__}")
+        raise LetkdError(
+            f"the task must return its loss terms by name, {{name: scalar}}, but it returned a {type(terms).__name__}"
+        )
     if wrong := [name for name in weights if name not in taken and name not in terms]:
-        raise LetkdError(f"there is a weight for {wrong[0]!r}, and the task gives {', '.join(map(repr, terms))}")
+        raise LetkdError(f"there is a weight for {wrong[0]!r}, but the task returns {', '.join(map(repr, terms))}")
     if twice := [name for name in terms if name in taken]:
-        raise LetkdError(f"the task and a method both give the term {twice[0]!r}, and only one would count; rename the task's")
+        raise LetkdError(f"the task and a method both have the term {twice[0]!r}, but only one would count; rename the task's")
     return {name: _scalar(term, "task") for name, term in terms.items()}
 
 
 def _scalar(loss: Any, who: str) -> Tensor:
     if not isinstance(loss, Tensor) or loss.ndim:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise LetkdError(f"the {who} must return a scalar tensor, and it gave {got}; average it over the batch")
+        raise LetkdError(f"the {who} must return a scalar tensor, but it returned {got}; average it over the batch")
     return loss

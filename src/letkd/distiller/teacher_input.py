@@ -1,4 +1,4 @@
-"""What a teacher sees of the student's images, and which of its logits belongs to which class."""
+"""The teacher's input, computed from the student's images, and the order of its classes."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,18 +16,19 @@ Channels = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class TeacherInput:
-    """Images as the teacher was trained on them: another normalisation, another size, another order of classes.
+    """Converts the student's images to the teacher's normalisation and size, and its logits to the student's order of classes.
 
         x_T = resize((x · from_std + from_mean − mean) / std)        logits_T[:, order]
 
     Args:
-        mean, std: of each channel, as the teacher was trained with, where 0 is black and 1 is white.
-        from_mean, from_std: those that the student's batches are normalised with.
-        size: height and width that the teacher takes; None: as they come. Bilinear, antialiased.
+        mean, std: per channel, as in the teacher's training, with 0 for black and 1 for white.
+        from_mean, from_std: the normalisation of the student's batches.
+        size: height and width of the teacher's input (bilinear, antialiased); None: the student's.
         order: the teacher's index of each of the student's classes; None: the same order.
-        foreign: why the teacher's classes are not the student's; "" if they are. Methods that read its logits are then refused.
+        foreign: why the teacher's classes differ from the student's, in which case methods that read logits raise an error; "" if they
+            do not.
 
-    What is the same on both sides is left alone, bit for bit.
+    What is equal on both sides is not changed, bit for bit.
 
     Examples:
         >>> halves, x = (0.5, 0.5, 0.5), torch.rand(2, 3, 8, 8)
@@ -50,11 +51,11 @@ class TeacherInput:
             values = tuple(float(value) for value in getattr(self, name))
             if len(values) != 3 or (name.endswith("std") and min(values) <= 0):
                 above = ", above 0" if name.endswith("std") else ""
-                raise LetkdError(f"{name} of the teacher's input is {values}, and it must be 3 numbers, one per channel{above}")
+                raise LetkdError(f"{name} of the teacher's input is {values}, but must be 3 numbers, one per channel{above}")
             object.__setattr__(self, name, values)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[b 3 H W]` as the student gets it, to `[b 3 H' W']` as the teacher does."""
+        """Convert the student's images `[b 3 H W]` to the teacher's `[b 3 H' W']`."""
         if (self.mean, self.std) != (self.from_mean, self.from_std):
             channels = zip(self.mean, self.std, self.from_mean, self.from_std, strict=True)
             scale, shift = zip(*((fs / s, (fm - m) / s) for m, s, fm, fs in channels), strict=True)
@@ -68,7 +69,7 @@ class TeacherInput:
         return logits if self.order is None else logits.index_select(1, _index(self.order, logits.device))
 
     def differences(self) -> dict[str, Any]:
-        """What the teacher gets other than the student, by name; for fingerprints and messages."""
+        """How the teacher's input differs from the student's, by name; for fingerprints and messages."""
         found: dict[str, Any] = {}
         if (self.mean, self.std) != (self.from_mean, self.from_std):
             found |= {"mean": self.mean, "std": self.std, "from mean": self.from_mean, "from std": self.from_std}
@@ -79,22 +80,22 @@ class TeacherInput:
         return found
 
 
-class SeenTeacher(nn.Module):
-    """A teacher as it answers in training: on its own input, its classes in the student's order."""
+class AdaptedTeacher(nn.Module):
+    """A teacher that takes the student's images and returns logits in the student's order, as in training."""
 
-    def __init__(self, teacher: nn.Module, seen: TeacherInput):
+    def __init__(self, teacher: nn.Module, teacher_input: TeacherInput):
         super().__init__()
-        self.teacher, self.seen = teacher, seen
+        self.teacher, self.teacher_input = teacher, teacher_input
 
     @property
     def taps(self) -> dict[str, Tap]:
         return {role: replace(tap, path=f"teacher.{tap.path}") for role, tap in as_taps(self.teacher).items()}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.seen.reorder(as_logits(self.teacher(self.seen(x)), self.teacher))
+        return self.teacher_input.reorder(as_logits(self.teacher(self.teacher_input(x)), self.teacher))
 
 
-# Made once per device: a copy to the device in every step would wait for it.
+# Created once per device: copying to the device in every step would synchronise.
 @lru_cache(maxsize=8)
 def _column(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)[:, None, None].to(device, dtype)

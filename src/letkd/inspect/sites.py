@@ -14,7 +14,7 @@ from letkd.errors import TapError
 from letkd.functional import match_to
 from letkd.layer import CosineConv1x1, KDLayer
 from letkd.methods.per_pixel import PerPixelMethod
-from letkd.methods.quest import QUEST
+from letkd.methods.quest_kd import QUEST
 from letkd.methods.site import Site
 from letkd.supervision.base import Supervision
 from letkd.taps import Tap, Taps, run_once

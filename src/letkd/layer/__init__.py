@@ -1,4 +1,4 @@
-"""The KD layer: its definition, the form for training that needs less memory, the form for inference."""
+"""The KD layer: its definition, the fused form for training, which needs less memory, and the folded form for inference."""
 
 from letkd.layer.kd_layer import CosineConv1x1, KDLayer, soft_match
 

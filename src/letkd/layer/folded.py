@@ -1,4 +1,4 @@
-"""Folding: what is constant after training is worked out once, so that a forward does not do it again."""
+"""Folding: what is constant after training is computed once, not in every forward pass."""
 
 import copy
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from letkd.taps.fold_bn import fold_bn
 
 
 class FoldedKDLayer(nn.Module):
-    """A trained `KDLayer` in eval mode, with nothing left in it that is the same for every image.
+    """A trained `KDLayer` in eval mode, in which everything that is the same for all images is precomputed.
 
         p_i = relu(ω x_i / ‖x_i‖ + β)        x̂_i = x_i + ν p_i / ‖p_i‖ + b
 
-    ω holds the unit kernels times their scale times BN's γ/σ, β what BN adds, ν the unit kernels times their scale times α. ‖p_i‖
-    divides the d channels behind the product and not the K before it. b is 0 until templates are pruned.
+    ω are the unit kernels times their scale times BN's γ/σ, β is the shift of BN, and ν are the unit kernels times their scale times α.
+    The division by ‖p_i‖ follows the product, on d channels instead of K. b is 0 unless templates are pruned.
 
     Args:
         d: channels of the map.
         K: number of templates.
         normalize_value_input: whether x' is divided by ‖p_i‖, as in `KDLayer`.
 
-    The state is four buffers. BN follows no batch any more, so this is a layer for inference.
+    The state consists of four buffers. BN is constant, so the layer is for inference only.
     """
 
     omega: Tensor
@@ -45,7 +45,7 @@ class FoldedKDLayer(nn.Module):
         self.register_buffer("bias", torch.zeros(d))
 
     def match(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b K h w"]:
-        """p: how well each pixel matches each template, 0 where less than the template's threshold."""
+        """p: how well each pixel matches each template; 0 below the template's threshold."""
         return F.conv2d(x * per_length(x), self.omega, self.beta).relu_()
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
@@ -56,7 +56,7 @@ class FoldedKDLayer(nn.Module):
         return x + (x_prime + self.bias[:, None, None])
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments; with the state, they make this layer again."""
+        """The constructor's arguments, from which the layer can be rebuilt."""
         K, d = self.omega.shape[:2]
         return {"d": d, "K": K, "normalize_value_input": self.normalize_value_input}
 
@@ -68,21 +68,21 @@ class FoldedKDLayer(nn.Module):
 def per_length(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b 1 h w"]:
     """1 / ‖x_i‖ of every pixel, with ‖x_i‖ bounded from below as in `F.normalize`.
 
-    Written out because torch's norm over the channels of a map is six to ten times slower than this on a CPU.
+    Not `torch.linalg.norm`, which is six to ten times slower over the channels of a map on a CPU.
     """
     return (x * x).sum(dim=1, keepdim=True).clamp_min(1e-24).rsqrt()
 
 
 @torch.no_grad()
 def fold_layer(layer: KDLayer) -> FoldedKDLayer:
-    """The same map from x to x̂ as `layer.eval()`, worked out in float64 and kept in the layer's own type.
+    """The same function from x to x̂ as `layer.eval()`, computed in float64 and stored in the layer's own type.
 
     In float64 the two agree to 1e-10, in float32 to about 1e-6 of the largest value.
     """
     K, d = layer.omega.weight.shape[:2]
     omega, nu, bn = layer.omega, layer.nu, layer.bn
     if bn.running_mean is None or bn.running_var is None:
-        raise TypeError("a KD layer's BN keeps running statistics, and this one does not")
+        raise TypeError("the BN of a KD layer must have running statistics, but this one has none")
     gain = bn.weight.double() / (bn.running_var.double() + bn.eps).sqrt()  # [K]
     folded = FoldedKDLayer(d, K, normalize_value_input=nu.normalize_input).to(omega.weight)
     unit = F.normalize(omega.weight.double(), dim=1, eps=1e-12)
@@ -93,7 +93,7 @@ def fold_layer(layer: KDLayer) -> FoldedKDLayer:
 
 
 def fold_student(student: nn.Module) -> nn.Module:
-    """A copy of a student, in eval mode, with every `KDLayer` folded; one whose α is 0 does nothing and goes."""
+    """A copy of a student, in eval mode, with every `KDLayer` folded; layers with α = 0 have no effect and are removed."""
     student = copy.deepcopy(student).eval()
     for path, module in list(student.named_modules()):
         if isinstance(module, KDLayer):
@@ -102,27 +102,27 @@ def fold_student(student: nn.Module) -> nn.Module:
 
 
 def fold_batch_norms(model: nn.Module, program: ExportedProgram) -> int:
-    """Fold every BN that alone reads a convolution's output into that convolution, in place; returns how many.
+    """Fold every BN that is the only reader of a convolution into that convolution, in place; return their number.
 
     Args:
         model: in eval mode.
-        program: `torch.export` of this very model. Its graph says who reads what, so that nothing is guessed from the order of
-            modules; a BN with a layer grafted behind it stays.
+        program: `torch.export` of this model. Its graph shows what reads each output, so nothing is guessed from the order of
+            modules; a BN that is followed by a grafted layer is kept.
     """
-    held = program.graph_signature.inputs_to_parameters
-    pairs = [pair for node in program.graph.nodes if (pair := _conv_and_bn(node, held))]
+    parameters = program.graph_signature.inputs_to_parameters
+    pairs = [pair for node in program.graph.nodes if (pair := _conv_and_bn(node, parameters))]
     return sum(fold_bn(model, conv_path, bn_path) for conv_path, bn_path in pairs)
 
 
-def _conv_and_bn(node: Any, held: Mapping[str, str]) -> tuple[str, str] | None:
-    """The module paths of a BN node and of the convolution whose only reader it is, both with weights that no other module shares."""
+def _conv_and_bn(node: Any, parameters: Mapping[str, str]) -> tuple[str, str] | None:
+    """Module paths of the convolution and the BN that is its only reader; neither may share its weights with another module."""
     if node.target is not torch.ops.aten.batch_norm.default:
         return None
     conv, gamma = node.args[0], node.args[1]
     if getattr(conv, "target", None) is not torch.ops.aten.conv2d.default or len(conv.users) != 1:
         return None
     kernel = conv.args[1]
-    names = [held.get(getattr(part, "name", "")) for part in (kernel, gamma)]
+    names = [parameters.get(getattr(part, "name", "")) for part in (kernel, gamma)]
     if None in names or len(kernel.users) != 1 or len(gamma.users) != 1:
         return None
     conv_path, bn_path = (str(name).rpartition(".")[0] for name in names)

@@ -1,18 +1,18 @@
-"""The KD layer and its loss over chunks of pixels, so that no tensor of K channels is kept: a fraction of the memory.
+"""The KD layer and its loss over chunks of pixels: no tensor of K channels is stored, so they need a fraction of the memory.
 
-`layer.KDLayer` and `functional.pixel_kl` are the readable definition and the oracle of what is here. For the same labels the numbers
-are equal within rounding. K-means labels below 1e-7 of a pixel's largest are dropped before they come here, which changes the KL by
-less than 1e-4 as measured (docs/deviations.md, D48). Three facts make the rest exact, with pixels as rows x_i of unit length, templates
-w_k as rows of W and scores a = x Wᵀ:
+`layer.KDLayer` and `functional.pixel_kl` are the readable definition, with which this module is tested. For the same labels the results
+are equal within rounding. K-means labels below 1e-7 of a pixel's largest are dropped beforehand, which changes the KL by less than
+1e-4 (measured; docs/deviations.md, D48). Everything else is exact because of three facts. Pixels are rows x_i of unit length, templates
+w_k are rows of W, and scores are a = x Wᵀ:
 
 1. Batch statistics of a linear map follow from those of its input. With m = mean(x) and S = cov(x)
 
        mean(a_k) = w_kᵀ m        var(a_k) = w_kᵀ S w_k        BN(a_k) = A_k a_k + B_k
 
-   so BN needs no pass over a. What is left of it are tensors of K·d and d·d, which autograd handles as it stands.
-2. KL(p_T ‖ softmax(a)) = Σ_k p_T log p_T − x_iᵀ Σ_k p_T w_k + log Z_i, where log Z_i = log Σ_k exp a_{k|i} is a function of x
-   alone: the layer gives it on the way, and labels meet the templates only in the mixture Σ_k p_T w_k.
-3. ν of a p of unit length is ν of p, divided by ‖p‖ afterwards.
+   so BN needs no pass over a. Only tensors of K·d and d·d are left, which autograd handles.
+2. KL(p_T ‖ softmax(a)) = Σ_k p_T log p_T − x_iᵀ Σ_k p_T w_k + log Z_i, where log Z_i = log Σ_k exp a_{k|i} depends only
+   on x: the layer computes it anyway, and labels are needed only in the mixture Σ_k p_T w_k.
+3. ν applied to p / ‖p‖ equals ν applied to p, divided by ‖p‖.
 """
 
 import math
@@ -45,7 +45,7 @@ def kd_layer(
 
     Args:
         omega, nu: kernels of unit length times their scale.
-        bn: its statistics are used and updated as in its own forward: of this process, or of all if it is a synced one.
+        bn: its statistics are used and updated as in its own forward pass: over this process, or over all if it is synchronised.
         alpha: α of the residual sum; if it is 0, only log Z is computed.
         normalize: whether p is scaled to unit length before ν.
     """
@@ -73,12 +73,12 @@ def _log_Z(x: Tensor, W: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unit_rows(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
-    """Every pixel as a row of unit length, in single precision at least."""
+    """Every pixel as a row of unit length, at least in single precision."""
     return F.normalize(pixels(full_precision(x)), dim=1, eps=1e-12)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The precision of the K-wide products: autocast's if it is on and the device has it; everything else is in single or double."""
+    """The precision of products with K columns: autocast's if it is on and the device supports it, otherwise single or double."""
     kind = x.device.type
     native = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     cast = native and torch.is_autocast_enabled(kind)
@@ -88,7 +88,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def bn_affine(
     bn: nn.BatchNorm2d | nn.SyncBatchNorm, x: Float[Tensor, "n d"], W: Float[Tensor, "K d"]
 ) -> tuple[Float[Tensor, "K"], Float[Tensor, "K"]]:
-    """A and B of BN(a) = A a + B for a = x Wᵀ; in training the running statistics of `bn` take in this batch."""
+    """A and B of BN(a) = A a + B for a = x Wᵀ; in training the running statistics of `bn` are updated."""
     if not bn.training and bn.running_mean is not None and bn.running_var is not None:
         mean, var = bn.running_mean, bn.running_var
     else:
@@ -106,7 +106,7 @@ def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
         sums = all_reduce(torch.cat([total, total.new_tensor([n])]))
         total, n = sums[:-1], float(sums[-1])
     if n < 2:
-        raise DataError("batch normalisation learns from two pixels or more and got one; use a larger batch, or eval()")
+        raise DataError("batch normalisation needs at least two pixels in training but got one; use a larger batch, or eval()")
     m = total / n
     second = (x - m).T @ (x - m)
     return m, (all_reduce(second) if of_all else second) / n, n
@@ -122,12 +122,12 @@ def _track(bn: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor) -> 
 
 
 def full_precision(t: Tensor) -> Tensor:
-    """In single precision at least."""
+    """The tensor at least in single precision."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def _chunk(x: Tensor, K: int) -> int:
-    """Rows at a time: on a CPU a chunk of scores stays in the cache, elsewhere it is large enough to fill the device."""
+    """Rows per chunk: on a CPU a chunk of scores fits into the cache; on other devices it is large enough to keep them busy."""
     return max(1, (3 * 2**19 if x.device.type == "cpu" else 2**25) // K)
 
 
@@ -135,15 +135,15 @@ LOG2_E = math.log2(math.e)
 
 
 class _Match(torch.autograd.Function):
-    """v = ν(relu(A a + B)) and log Z of a = x Wᵀ; backward computes a again, chunk by chunk.
+    """v = ν(relu(A a + B)) and log Z of a = x Wᵀ; the backward pass recomputes a, chunk by chunk.
 
     With u = relu(A a + B), r = ‖u‖, v = V u / r, and g, g_Z the gradients of v and log Z:
 
         du = (Vᵀ g − u (vᵀ g) / r) / r, where u > 0        da = A du + softmax(a) g_Z
         dx = da W        dW = daᵀ x        dA = Σ du a        dB = Σ du        dV = Σ g uᵀ / r
 
-    Without normalisation, r = 1 and there is no term with vᵀ g. If V has no rows, only log Z is computed. Scores are kept in
-    base 2, as a2 = a log₂ e, for 2^a2 takes less than exp a; A2 belongs to them.
+    Without normalisation, r = 1 and there is no term with vᵀ g. If V has no rows, only log Z is computed. Scores are stored in
+    base 2, as a2 = a log₂ e, because 2^a2 is faster than exp a; A2 is A for such scores.
     """
 
     @staticmethod

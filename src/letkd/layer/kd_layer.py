@@ -16,15 +16,15 @@ def soft_match(a: Float[Tensor, "b K *i"], *, mu: float = 0.0, epsilon: float = 
 
         p_{k|i} = exp(ε a_{k|i}) / (exp(ε μ) + Σ_k' exp(ε a_{k'|i}))                               (A.3)
 
-    The weight that is missing from Σ_k p_{k|i} to 1 is q ≥ 0, the share of "no template matches". As ε grows p tends to the
-    arg-max of (A.1): one-hot at the best template, or all zero where every a is below μ.
+    q = 1 − Σ_k p_{k|i} ≥ 0 is the share of "no template matches". As ε grows, p tends to the arg-max of (A.1): one-hot at the best
+    template, or zero everywhere if every a is below μ.
 
     Args:
         a: matching scores, templates along dimension 1.
-        mu: threshold μ below which a match is no match.
-        epsilon: smoothness ε; the larger, the harder the assignment.
+        mu: threshold μ; lower scores do not count as a match.
+        epsilon: smoothness ε; the larger it is, the harder the assignment.
 
-    The layer below does not use it: there BN-ReLU learns the threshold from batch statistics (appendix).
+    `KDLayer` does not use this function: its BN-ReLU learns the threshold from batch statistics (appendix).
 
     Examples:
         Two templates at two pixels. The first pixel matches template 0; the second matches none, so its weights sum to almost 0:
@@ -46,10 +46,16 @@ class CosineConv1x1(nn.Module):
     Args:
         in_channels: length of a kernel.
         out_channels: number of kernels.
-        scale: s at first. The authors use 3.0 for the templates and 1.0 for the semantic vectors.
-        normalize_input: whether the pixel, too, is scaled to unit length, which makes the output a scaled cosine.
+        scale: initial value of s. The authors use 3.0 for the templates and 1.0 for the semantic vectors.
+        normalize_input: whether pixels are scaled to unit length as well, so that the output is a scaled cosine.
 
-    There is no bias. The kernels' initial length cancels in the forward pass, but sets how far a step of the optimiser turns them.
+    There is no bias. The initial length of the kernels cancels in the forward pass, but determines how far an optimiser step rotates them.
+
+    Examples:
+        >>> conv = CosineConv1x1(8, 5, scale=3.0)
+        >>> a = conv(torch.randn(2, 8, 4, 4))  # cosines times 3
+        >>> a.shape, bool((a.abs() <= 3).all())
+        (torch.Size([2, 5, 4, 4]), True)
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, scale: float, normalize_input: bool = True):
@@ -84,14 +90,14 @@ class KDLayer(nn.Module):
         d: channels of the map.
         K: number of templates. The paper uses 4096 (penultimate) and 8 per class (intermediate).
         alpha: α of (4.1), a constant. The paper uses 1, and 0.1 to 0.5 for RN50-MNV2. At 0 the output is x itself.
-        scale_omega: first value of the learnable scale of ω. The authors use 3.0.
-        scale_nu: first value of the learnable scale of ν. The authors use 1.0.
-        normalize_value_input: whether p is scaled to unit length before ν. The authors' code does; the paper's text speaks of
-            the kernels only, and with False the strength of the match reaches x̂ (docs/deviations.md, D3 and D4).
+        scale_omega: initial value of the learnable scale of ω. The authors use 3.0.
+        scale_nu: initial value of the learnable scale of ν. The authors use 1.0.
+        normalize_value_input: whether p is scaled to unit length before ν. The authors' code does so; the paper's text mentions
+            only the kernels. With False, x̂ depends on the strength of the match (docs/deviations.md, D3 and D4).
 
-    Below stands the definition. With `fused` set, as a method does for training, `letkd.layer.fused` gives the same x̂ within rounding and
-    in a fraction of the memory: `a` is then never there as a whole, and the child `log_Z` has log Σ_k exp a_{k|i} for the loss.
-    What is compiled or exported is always the definition.
+    `forward` is the definition. If `fused` is set, which methods do for training, `letkd.layer.fused` computes the same x̂ within rounding
+    in a fraction of the memory: all of `a` is never in memory at once, and the child `log_Z` returns log Σ_k exp a_{k|i} for the loss.
+    Compiled and exported models always use the definition.
 
     Examples:
         >>> layer = KDLayer(d=64, K=256)
@@ -116,13 +122,13 @@ class KDLayer(nn.Module):
         self.omega = CosineConv1x1(d, K, scale=scale_omega)
         self.bn = nn.BatchNorm2d(K)
         self.nu = CosineConv1x1(K, d, scale=scale_nu, normalize_input=normalize_value_input)
-        self.log_Z = nn.Identity()  # a place for a tap; no weights
+        self.log_Z = nn.Identity()  # only for taps; no weights
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
         if self.fused and not torch.compiler.is_compiling():
             return self._fused(x)
         a = self.omega(x)  # section 4.1: a_{k|i} = ω_kᵀ x_i  [b K h w]
-        if self.fused:  # compiled: the fused loss reads log Z all the same
+        if self.fused:  # compiled: the fused loss still reads log Z
             self.log_Z(torch.logsumexp(pixels(a).to(torch.promote_types(a.dtype, torch.float32)), dim=1))
         if self.alpha == 0:
             return x
@@ -137,7 +143,7 @@ class KDLayer(nn.Module):
         return x_hat
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments; with the weights, they make this layer again."""
+        """The constructor's arguments, from which the layer can be rebuilt."""
         K, d = self.omega.weight.shape[:2]
         return {"d": d, "K": K, "alpha": self.alpha, "normalize_value_input": self.nu.normalize_input}
 

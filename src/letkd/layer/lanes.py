@@ -1,15 +1,15 @@
-"""Products of many rows, each thread with rows of its own from end to end.
+"""Matrix products of many rows in which each thread works on the same rows in every operation.
 
-On a CPU the threads of one matrix product share its blocks, and what one has written the next operation may let another read. On the
-machine that this was measured on, two threads were then in many runs no faster than one (benchmarks/README.md). Here the rows of a
-chunk are cut into as many lanes as there are threads, for a batched product to share out and for element-wise operations, which cut a
-contiguous tensor into equal parts, to cut at the same places. On other devices, and where rows do not divide, there is one lane.
+On a CPU the threads of one matrix product share its blocks, so the next operation may read on one thread what another thread has
+written. In measurements, two threads were then often no faster than one (benchmarks/README.md). This module splits the rows of a chunk
+into as many lanes as there are threads: a batched product gives each thread one lane, and element-wise operations, which split a
+contiguous tensor into equal parts, split it at the same rows. On other devices, and if rows do not divide evenly, there is one lane.
 """
 
 import torch
 from torch import Tensor
 
-MOST = 8  # with more threads than this a lane would be thin, and the sums of all lanes large: there the product shares them out
+MOST = 8  # with more threads, lanes would be short and the sums of all lanes large, so one product is used
 
 
 def mm(p: Tensor, q: Tensor, out: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def mm(p: Tensor, q: Tensor, out: Tensor) -> Tensor:
 
 
 class Sum:
-    """Σ over chunks of pᵀ q, or of the rows of q: one sum for each lane, added up at the end."""
+    """Σ over chunks of pᵀ q, or of the rows of q: one sum per lane, added at the end."""
 
     def __init__(self, like: Tensor):
         self._parts = like.new_zeros(_most(like), *like.shape)

@@ -11,7 +11,7 @@ from letkd.methods.fsp import FSP
 from letkd.methods.kd import KD
 from letkd.methods.letkd import LetKD, letkd1, letkd2
 from letkd.methods.mlkd import MLKD
-from letkd.methods.quest import QUEST, quest
+from letkd.methods.quest_kd import QUEST, quest
 from letkd.methods.registry import METHODS, register_method
 from letkd.methods.reviewkd import ReviewKD
 from letkd.methods.simkd import SimKD

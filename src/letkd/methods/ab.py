@@ -41,12 +41,12 @@ def _beyond(s: Float[Tensor, "b d h w"], t: Float[Tensor, "b d h w"], m: float) 
 class AB(Method):
     """`ab_loss` over the stages' pre-activations. Connectors are dropped at inference.
 
-    A stage where channels and sizes are equal needs no connector; elsewhere it is FitNet's adapter without ReLU.
+    If channels and sizes of a stage are equal, it needs no connector; otherwise the connector is FitNet's adapter without ReLU.
 
     Args:
-        m: margin. The field uses 1.
+        m: margin. Usual value: 1.
 
-    Term: `ab`. The field trains 30 epochs of it alone, which the classifier takes no part in, then cross-entropy alone.
+    Term: `ab`. Usual training: 30 epochs with this term alone, which does not train the classifier, then cross-entropy alone.
     """
 
     name: ClassVar[str] = "ab"
@@ -65,7 +65,7 @@ class AB(Method):
         if roles != preacts(teacher, "AB"):
             raise UnsupportedPair(
                 f"AB compares networks stage by stage, and the student {type(student.model).__name__} has {len(roles)} "
-                f"pre-activation maps, the teacher {type(teacher.model).__name__} {len(preacts(teacher, 'AB'))}; name as many by taps"
+                f"pre-activation maps, the teacher {type(teacher.model).__name__} {len(preacts(teacher, 'AB'))}; name equally many by taps"
             )
         self.connectors = nn.ModuleList(_connector(student.map_shape(role), teacher.map_shape(role)) for role in roles)
         self.reads.student = {role: student.taps[role] for role in roles}
@@ -84,13 +84,13 @@ def _connector(shape_S: tuple[int, int, int], shape_T: tuple[int, int, int]) -> 
 
 
 def preacts(side: Side, method: str) -> list[str]:
-    """The roles `stage1.preact` … of a network, from input to output; it must have one for every stage."""
+    """The roles `stage1.preact` … of a network, from input to output; every stage must have one."""
     found = [role for role in side.taps if re.fullmatch(r"stage\d+\.preact", role)]
     without = [stage for stage in side.stages() if f"{stage}.preact" not in found]
     if without or not found:
         at = f" at {', '.join(without)}" if without else ""
         raise UnsupportedPair(
-            f"{method} compares maps before their activation, and the {side.who} {type(side.model).__name__} has none{at}; where it "
+            f"{method} compares maps before their activation, and the {side.who} {type(side.model).__name__} has none{at}; if it "
             f"has such maps, name them by taps ({without[0] if without else 'stage1'}.preact)"
         )
     return sorted(found, key=lambda role: int(role[5:].removesuffix(".preact")))

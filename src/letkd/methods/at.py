@@ -21,7 +21,7 @@ def at_loss(f_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b e H W"]) -> Flo
 
         Q(f) = mean_d f_d² ∈ R^n        L = 1/(b·n) Σ_b ‖ Q(f_S)/‖Q(f_S)‖ − Q(f_T)/‖Q(f_T)‖ ‖²
 
-    Channel counts need not match. The order of the channels and a factor on a map play no part.
+    Channel counts need not match. The loss does not depend on the order of the channels or on the scale of a map.
     """
     dtype = torch.promote_types(f_S.dtype, torch.float32)
     f_S, f_T = fit_spatially(f_S.to(dtype), f_T.to(dtype))
@@ -31,7 +31,7 @@ def at_loss(f_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b e H W"]) -> Flo
 class AT(Method):
     """`at_loss` at every stage, summed. Adds nothing to the student.
 
-    Term: `at`. The field weighs it 1000.
+    Term: `at`. Usual weight: 1000.
     """
 
     name: ClassVar[str] = "at"

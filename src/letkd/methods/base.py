@@ -1,4 +1,4 @@
-"""What every method is: named, unweighted loss terms over features that it asks for by role."""
+"""The base class of methods: named, unweighted loss terms, computed from features that are read by role."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,15 +29,21 @@ from letkd.taps import (
 )
 from letkd.taps.layouts import Tokens
 from letkd.taps.outputs import is_backbone, logits_in
-from letkd.taps.trace import pixels_reach
+from letkd.taps.tracing import pixels_reach
 
 
 @dataclass
 class View:
-    """What a method sees of one step: the batch, and both networks' features by role (`logits` among them).
+    """What a method gets in one step: the batch, and both networks' features by role (including `logits`).
 
-    With a cache `teacher` holds only the vectors that the methods' `lessons` name, and `labels` p_T by site. `second` is the same of
-    the batch's second view, if a method asks for it by `two_views`. `same_classes`: the teacher's logits are of the student's classes.
+    With a cache, `teacher` contains only the vectors that the methods' `lessons` name, and `labels` contains p_T by site. `second` is the
+    same for the batch's second view, if a method sets `two_views`. `same_classes`: whether the teacher predicts the student's classes.
+
+    Examples:
+        >>> from letkd.methods.kd import KD
+        >>> logits, batch = torch.randn(2, 3), Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]))
+        >>> KD().terms(View(batch, {"logits": logits}, {"logits": logits}))["kd"].abs() < 1e-6  # equal logits: no loss
+        tensor(True)
     """
 
     batch: Batch
@@ -48,9 +54,9 @@ class View:
     same_classes: bool = True
 
     def over_images(self, supervision: Supervision, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`loss(images, y)` over the images, by position, for which the supervision has labels, and their classes.
+        """`loss(images, y)`, where `images` are the positions of the images that the supervision has labels for, and `y` their classes.
 
-        Labels that do not depend on the class hold for all images: mixed ones, too, and those without a label.
+        Labels that do not depend on the class exist for all images, including mixed images and images without a class.
         """
         every = torch.arange(len(self.batch.y), device=self.batch.y.device)
         if not supervision.reads_classes:
@@ -58,23 +64,23 @@ class View:
         return self._classified(supervision).over_labels(loss, every)
 
     def _classified(self, supervision: Supervision) -> Batch:
-        """The batch; if the supervision takes it, the teacher's prediction is the class of an image without a label."""
+        """The batch; images without a label get the class that the teacher predicts, if the supervision accepts it."""
         if not (self.same_classes and supervision.unlabelled == "teacher"):
             return self.batch
-        logits = self.teacher.get("logits")  # without them a cache gives labels that were made by them
+        logits = self.teacher.get("logits")  # if absent, the cached labels already use them
         return self.batch.filled(torch.zeros_like(self.batch.y) if logits is None else logits.argmax(dim=1))
 
     def of_second(self) -> "View":
-        """What is seen of the second view of the images."""
+        """The same for the second view of the images."""
         if self.second is None:
             raise LetkdError(
-                "a method reads a second view of the images and does not say so: set two_views = True in its class"
+                "a method reads a second view of the images, but its class does not request one; set two_views = True in the class"
             )
         return self.second
 
 
 class Side:
-    """One network as a method meets it when it is built: its role table, and the shapes found there by running an example."""
+    """One network of the pair, as passed to `Method.build`: its role table, and the shapes of an example's features."""
 
     def __init__(
         self,
@@ -87,14 +93,14 @@ class Side:
         dense: bool = False,
     ):
         self.model, self.who = model, who
-        self.order = order  # of its classes, see `TeacherInput`
+        self.order = order  # of its classes; see `TeacherInput`
         self.taps = as_taps(model, taps)
         reads = Taps(model, self.taps)
         output, features = run_once(reads, example)
         self._layouts, self._output, self._example, self._dense = reads.layouts, output, example, dense
         if order is not None and sorted(order) != list(range(self.num_classes)):
             raise UnsupportedPair(
-                f"the order of the {who}'s classes names {len(order)} of them, and {type(model).__name__} has {self.num_classes} "
+                f"the order of the {who}'s classes has {len(order)} entries, but {type(model).__name__} has {self.num_classes} "
                 "logits; name each index from 0 once"
             )
         self.shapes = {role: tuple(f.shape[1:]) for role, f in features.items()}
@@ -107,7 +113,7 @@ class Side:
 
     @property
     def num_classes(self) -> int:
-        """How many logits the network gives; 0 if it gives something else, which it may with a task of the user's own."""
+        """Number of logits; 0 if the network returns something else, which is allowed with the user's own task."""
         return 0 if self._dense and not self.has_logits else as_logits(self._output, self.model).shape[1]
 
     def shape(self, role: str) -> tuple[int, ...]:
@@ -147,7 +153,7 @@ class Side:
         return [f"stage{n}" for n in sorted(int(number) for number in numbers if number.isdigit())]
 
     def graft(self, layer: nn.Module, role: str, name: str) -> str:
-        """Put a layer behind the place of a role; returns the layer's module path."""
+        """Insert a layer after the module of a role; return the layer's module path."""
         tap = self.taps[role]
         if tap.io != "output":
             raise TapError(f"tap {role!r} of the {self.who} is an input; a layer can only follow a module's output")
@@ -155,7 +161,7 @@ class Side:
         if isinstance(layout, Tokens) and not pixels_reach(self.model, tap.path, layout, self._example):
             raise TapError(
                 f"tap {role!r} of the {self.who}: the patch tokens at {tap.path!r} do not reach the output of "
-                f"{type(self.model).__name__}, which reads its other tokens alone from there on, so that a layer would do nothing; name an "
+                f"{type(self.model).__name__}, which reads only its other tokens from there on, so a layer would have no effect; name an "
                 "earlier block (`letkd taps` proposes one)"
             )
         layer = layer.to(self._example.device)
@@ -163,7 +169,7 @@ class Side:
         return added.path
 
     def replace(self, role: str, module: nn.Module) -> None:
-        """Put a module in the place of the one that a role names."""
+        """Replace the module of a role."""
         self.grafts.append(replace_module(self.model, self.taps[role].path, module.to(self._example.device)))
 
 
@@ -172,21 +178,21 @@ Part = TypeVar("Part", bound=Fitted, covariant=True)
 
 @dataclass(frozen=True)
 class Fitting(Generic[Part]):
-    """An offline part: what is fitted, the teacher's role it is fitted to, the term that needs it, and the pooling in between."""
+    """An offline part: what is fitted, the role of the teacher's features, the term that needs it, and how the features are resized."""
 
-    supervision: Part
+    part: Part
     role: str
     term: str
     match: GridMatch = AS_IT_IS
 
     def f_T(self, features: Mapping[str, Tensor]) -> Tensor:
-        """The map that it is fitted to, of the teacher's features by role."""
+        """The map that it is fitted to, from the teacher's features by role."""
         return self.match(features[self.role])
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """All that a method's steps need of the teacher, where that is little enough to be kept for every image (`letkd.distiller.cache`).
+    """What a method's steps need from the teacher, if it is small enough to be cached for every image (`letkd.distiller.cache`).
 
     Args:
         vectors: roles whose features, one vector per image, are read.
@@ -199,7 +205,7 @@ class Lessons:
 
 @dataclass
 class Reads:
-    """The features a method asks for at every step."""
+    """The features that a method reads at every step."""
 
     student: dict[str, Tap] = field(default_factory=dict)
     teacher: dict[str, Tap] = field(default_factory=dict)
@@ -209,7 +215,7 @@ Built = TypeVar("Built")
 
 
 def construct(make: Callable[..., Built], table: Any, where: str, *, wrong: Sequence[str] = ()) -> Built:
-    """Call a constructor with a recipe's table; what it does not take is named, with what else was `wrong`, all at once."""
+    """Call a constructor with a recipe's table; one error names all unknown keys and invalid values, and what else was `wrong`."""
     takes, table = inspect.signature(make).parameters, as_table(table, where)
     unknown = [f"{where} has no key {key!r} (nearest: {nearest(key, takes)})" for key in table if key not in takes]
     wrong = [*wrong, *unknown, *(f"{where} cannot be made of {table}: {text}" for text in wrong_values(make, table))]
@@ -224,13 +230,13 @@ def construct(make: Callable[..., Built], table: Any, where: str, *, wrong: Sequ
 def as_table(value: Any, where: str) -> dict[str, Any]:
     """A recipe's value that must be a table."""
     if not isinstance(value, Mapping):
-        raise RecipeError(f"{where} is {value!r}, and it must be a table")
+        raise RecipeError(f"{where} is {value!r}, but it must be a table")
     return dict(value)
 
 
 @contextmanager
 def collected(wrong: list[str]) -> Iterator[None]:
-    """Go on after a recipe's error, to find the others."""
+    """Collect a recipe's error instead of raising it, so that all errors are found."""
     try:
         yield
     except RecipeError as error:
@@ -240,12 +246,22 @@ def collected(wrong: list[str]) -> Iterator[None]:
 class Method(nn.Module):
     """One row of the paper's tables.
 
-    `build` looks at the pair, makes adapters and grafts, and fills `self.reads`; `fittings` names the offline parts; `terms`
-    gives the losses, each a scalar without weight; `export` gives what ships. If `fused` is set before `build` and the method
-    has a form that needs less time and memory, that one is used; it differs by rounding and by the tail of p_T (docs/deviations.md,
-    D48). `loss` says in words what the docstrings of `formulae` say in symbols. With `two_views`, both networks also see the
-    batch's second view. `unmixable` says why it cannot learn from mixed images, if so. A method that reads the labels reads them by
-    `view.batch.over_labels`, so that images without one, and mixed images, are no matter of its own.
+    Methods to override: `build` checks the pair, adds adapters and grafts, and fills `self.reads`; `fittings` returns the offline parts;
+    `terms` returns the losses, each a scalar without weight; `export` returns the student to ship. If `fused` is set before `build` and
+    the method has a form that needs less time and memory, that form is used; it differs by rounding and by the tail of p_T
+    (docs/deviations.md, D48). Read labels with `view.batch.over_labels`, which handles mixed images and images without a label.
+
+    Class attributes: `loss` describes the loss in words, the docstrings of `formulae` in symbols. With `two_views`, both networks also
+    see the batch's second view. `unmixable` says why the method cannot learn from mixed images, if it cannot.
+
+    Examples:
+        >>> class Regress(Method):
+        ...     name, paper, loss, formulae = "regress", "–", "mean squared error of the logits", ()
+        ...
+        ...     def terms(self, view):
+        ...         return {"regress": nn.functional.mse_loss(view.student["logits"], view.teacher["logits"])}
+        >>> Regress().term_names()
+        ('regress',)
     """
 
     name: ClassVar[str]
@@ -253,17 +269,17 @@ class Method(nn.Module):
     loss: ClassVar[str]
     formulae: ClassVar[tuple[Callable[..., Any], ...]]
     two_views: ClassVar[bool] = False
-    reads_logits: ClassVar[bool] = True  # the teacher's, or its classifier: both networks must then know the same classes
+    reads_logits: ClassVar[bool] = True  # the teacher's logits or classifier: both networks must then have the same classes
     unmixable: ClassVar[str] = ""
     needs_labels: ClassVar[str] = ""  # why it cannot learn if no image has a label
-    knows_images: ClassVar[bool] = False  # whether it remembers each training image, so that others have no terms
+    knows_images: ClassVar[bool] = False  # whether it stores a row per training image, so that other images have no terms
 
     def __init__(self):
         super().__init__()
         self.reads = Reads()
         self.fused = False
         self.images: int | None = None  # in the training set, if known
-        self.is_built = False  # for a Distiller; each needs a method of its own
+        self.is_built = False  # for a Distiller; each Distiller needs its own method object
 
     @classmethod
     def from_recipe(cls, table: Any) -> Self:
@@ -271,7 +287,7 @@ class Method(nn.Module):
         return construct(cls, table, cls.name)
 
     def build(self, student: Side, teacher: Side) -> None:
-        """Prepare for this pair. Raises `UnsupportedPair` where the method cannot serve it."""
+        """Prepare for this pair. Raises `UnsupportedPair` if the method does not work with it."""
 
     def fittings(self) -> Mapping[str, Fitting[Fitted]]:
         """Offline parts by site."""
@@ -279,19 +295,19 @@ class Method(nn.Module):
 
     def why_labels(self) -> str:
         """Why the method cannot learn if no image has a label; "" if it can."""
-        kinds = [part.supervision for part in self.fittings().values() if part.supervision.needs_labels]
+        kinds = [fitting.part for fitting in self.fittings().values() if fitting.part.needs_labels]
         return self.needs_labels or (f"its labels at {kinds[0].where!r} are sub-classes of the classes" if kinds else "")
 
     def grafted(self) -> dict[str, str]:
-        """Layers in the student that its own loss must train, by module path: the term of each."""
+        """Term of each layer in the student that the student's own loss must train, by module path."""
         return {}
 
     def lessons(self) -> Lessons | None:
-        """What a cache must keep for this method; None if its steps need whole maps of the teacher, which no cache keeps."""
+        """What a cache must store for this method; None if its steps need whole maps of the teacher, which are not cached."""
         return None
 
     def term_names(self) -> tuple[str, ...]:
-        """The names of its loss terms, known once built. Where all of them weigh 0 the method is left out of the step."""
+        """The names of its loss terms, known once built. If all their weights are 0, the method is left out of the step."""
         return (self.name,)
 
     def terms(self, view: View) -> dict[str, Tensor]:
@@ -299,30 +315,30 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def export(self, student: nn.Module) -> nn.Module:
-        """What ships, given a copy of the trained student."""
+        """The student to ship, given a copy of the trained student."""
         return student
 
 
 def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], foreign: str = "") -> None:
-    """Student and teacher must answer the same question, if a method reads the teacher's answer.
+    """Raise an error if a method reads the teacher's logits and the networks have different classes.
 
     Args:
-        foreign: why the teacher's classes are not the student's, though there may be as many.
+        foreign: why the teacher's classes differ from the student's, even if their number is equal.
     """
     readers = ", ".join(method.name for method in methods if method.reads_logits)
     if not readers:
         return
     if not student.num_classes:
         raise UnsupportedPair(
-            f"{readers} compares logits [b C], and the student {type(student.model).__name__} gives none; use a method that reads features "
-            "alone (letkd-1, quest)"
+            f"{readers} compares logits [b C], and the student {type(student.model).__name__} returns none; use a method that reads only "
+            "features (letkd-1, quest)"
         )
     if foreign:
         raise UnsupportedPair(f"{readers} reads the teacher's logits, and {foreign}")
     if not teacher.has_logits:
         raise UnsupportedPair(
-            f"{readers} reads the teacher's logits, and {type(teacher.model).__name__} has no classifier: give a teacher that has one, or "
-            "use a method that reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+            f"{readers} reads the teacher's logits, and {type(teacher.model).__name__} has no classifier; use a teacher that has one, or "
+            "a method that reads only features (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
         )
     if student.num_classes != teacher.num_classes:
         raise UnsupportedPair(
@@ -332,22 +348,22 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
 
 
 def need_unused(methods: Sequence[Method]) -> None:
-    """A method holds what it made for one pair, so it serves one Distiller."""
+    """Raise an error if a method already belongs to another Distiller: it holds the layers of one pair."""
     if used := [type(method).__name__ for method in methods if method.is_built]:
         raise LetkdError(
-            f"this {used[0]} was built for another Distiller already, and their templates and adapters would mix; make a new one for each"
+            f"this {used[0]} already belongs to another Distiller, and they would share templates and adapters; create a new one for each"
         )
 
 
 def paired_stages(student: Side, teacher: Side) -> list[str]:
-    """The roles `stage1` … `stageN` where both networks have them all; there must be a map at each."""
+    """The roles `stage1` … `stageN`, which both networks must have, with a map at each."""
     for side in (student, teacher):
         for role in side.stages() or ["stage1"]:
             side.map_shape(role)
     if student.stages() != teacher.stages():
         raise UnsupportedPair(
             f"the student {type(student.model).__name__} has {', '.join(student.stages())} and the teacher "
-            f"{type(teacher.model).__name__} {', '.join(teacher.stages())}, so their stages make no pairs; name as many of one as of "
-            "the other by taps"
+            f"{type(teacher.model).__name__} {', '.join(teacher.stages())}, so their stages cannot be paired; name equally many of "
+            "both by taps"
         )
     return student.stages()

@@ -20,16 +20,16 @@ def contrast(
     negative: Int[Tensor, "b K"],
     tau: float = 0.07,
 ) -> Float[Tensor, "b m"]:
-    """exp(v_i · bank_j / τ) of every anchor with its positive row j of the bank (first column) and its K negative ones: m = K + 1."""
+    """exp(v_i · bank_j / τ) for every anchor, its positive row j of the bank (first column) and its K negative rows: m = K + 1."""
     rows = torch.cat([positive[:, None], negative], dim=1)
-    # All N products and then a choice: less memory than the [b m d] rows chosen first, unless N > K·d.
+    # Computing all N products and then selecting takes less memory than selecting the [b m d] rows first, unless N > K·d.
     return torch.exp((v @ bank.T).gather(1, rows) / tau)
 
 
 def nce_loss(P_pos: Float[Tensor, "b"], P_neg: Float[Tensor, "b K"], N: int) -> Float[Tensor, ""]:
     """−1/b Σ_i [ log P⁺_i / (P⁺_i + K/N + ε) + Σ_k log (K/N) / (P⁻_ik + K/N + ε) ], ε = 1e-7: noise-contrastive estimation.
 
-    Written with log(1 + x): of a P⁻ far below K/N, the logarithm of the quotient would keep few digits in float32.
+    Computed with log(1 + x): for a P⁻ far below K/N, the logarithm of the quotient would lose most digits in float32.
     """
     noise, eps = P_neg.shape[1] / N, 1e-7
     pull = torch.log1p((noise + eps) / P_pos)
@@ -38,19 +38,27 @@ def nce_loss(P_pos: Float[Tensor, "b"], P_neg: Float[Tensor, "b K"], N: int) -> 
 
 
 class CRD(Method):
-    """Each network's embedding of an image must find the other's embedding of it among those of images of other classes.
+    """Contrastive loss: each network's embedding of an image must identify the other network's embedding of the same image among
+    embeddings of images of other classes.
 
     Args:
-        feat_dim: length of the embeddings. The field uses 128.
-        K: negatives for each image; as many as there are, where there are fewer. The field uses 16384.
-        tau: temperature of the scores. The field uses 0.07.
-        momentum: share of the old row in a bank's update. The field uses 0.5.
-        memory: bytes that both banks may take: feat_dim · 8 for each training image.
-        seed: of the banks' first rows and of the negatives.
+        feat_dim: length of the embeddings. Usual value: 128.
+        K: negatives per image; fewer if there are not as many images of other classes. Usual value: 16384.
+        tau: temperature of the scores. Usual value: 0.07.
+        momentum: share of the old row in a bank's update. Usual value: 0.5.
+        memory: largest size of both banks in bytes; they take feat_dim · 8 bytes per training image.
+        seed: of the banks' initial rows and of the negatives.
 
     Reads `pooled`. Both embeddings are linear, trained, and dropped at inference. The batches must carry the images' indices.
-    In training mode a step moves the banks; in eval mode it does not. Term: `crd`, student against the teacher's bank plus
-    teacher against the student's. The field weighs it 0.8 beside 1 for `ce` (and 1 for `kd` in CRD+KD).
+    In training mode a step updates the banks; in eval mode it does not. Term: `crd`, student against the teacher's bank plus
+    teacher against the student's. Usual weight: 0.8, with 1 for `ce` (and 1 for `kd` in CRD+KD).
+
+    Examples:
+        >>> import letkd
+        >>> student, teacher = (letkd.create_model(name, num_classes=3) for name in ("resnet8_tiny", "resnet14_tiny"))
+        >>> batch = torch.randn(6, 3, 32, 32), torch.arange(6) % 3, torch.arange(6)  # with the images' indices
+        >>> list(letkd.Distiller(student, teacher, CRD(K=4)).fit([batch])(batch).terms)
+        ['ce', 'crd']
     """
 
     name: ClassVar[str] = "crd"
@@ -93,10 +101,10 @@ class CRD(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         index, bank = need_index(view.batch.index), self.bank
         bank.check(index, view.batch.y)
-        with torch.autocast(index.device.type, enabled=False):  # bf16 scores, divided by τ, would be off by a tenth
+        with torch.autocast(index.device.type, enabled=False):  # bf16 scores divided by τ would have an error of about 0.1
             v_S, v_T = _embed(self.embed_S, view.student["pooled"]), _embed(self.embed_T, view.teacher["pooled"])
             negative = bank.negatives(index)
-            # Copies, since the banks move before the backward pass that needs them as they are now.
+            # Copies, because the banks are updated before the backward pass, which needs their current values.
             to_T = contrast(v_S, bank.memory_T_.clone(), index, negative, self.tau)
             to_S = contrast(v_T, bank.memory_S_.clone(), index, negative, self.tau)
             Z_T, Z_S = bank.normaliser("T", to_T), bank.normaliser("S", to_S)

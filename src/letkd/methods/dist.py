@@ -1,4 +1,4 @@
-"""DIST: keep the relations of the predictions, by correlation instead of KL divergence (Huang et al. 2022)."""
+"""DIST: match the relations between predictions, by correlation instead of KL divergence (Huang et al. 2022)."""
 
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ class DIST(Method):
         beta: weight β of the correlation over classes. The authors use 1.
         gamma: weight γ of the correlation over images. The authors use 1.
 
-    Of several processes each correlates its own part of the batch. Term: `dist`. The authors weigh it 2 beside 1 for `ce`.
+    With several processes, each correlates its own part of the batch. Term: `dist`. The authors use weight 2, with 1 for `ce`.
     """
 
     name: ClassVar[str] = "dist"
@@ -59,7 +59,7 @@ class DIST(Method):
     def build(self, student: Side, teacher: Side) -> None:
         if student.num_classes < 3:
             raise UnsupportedPair(
-                f"DIST correlates predictions over classes, and {student.num_classes} of them always correlate fully; use KD"
+                f"DIST correlates predictions over classes, and those of {student.num_classes} classes are always fully correlated; use KD"
             )
 
     def lessons(self) -> Lessons:

@@ -1,4 +1,4 @@
-"""DKD: Hinton's divergence taken apart, target against rest and within the rest, each with a weight of its own (Zhao et al. 2022)."""
+"""DKD: Hinton's divergence split into target against rest and within the rest, each with its own weight (Zhao et al. 2022)."""
 
 from functools import partial
 from typing import ClassVar
@@ -30,8 +30,8 @@ def nckd(
 ) -> Float[Tensor, "b"]:
     """KL over the classes other than the target, renormalised without it, per image.
 
-    The target is left out exactly, by a mask. The field's code lowers its logit by 1000 instead, which is the same to the
-    precision of floats.
+    The target is left out by a mask. Common code lowers its logit by 1000 instead, which is the same within the precision of
+    floats.
     """
     is_target = _is_target(logits_S, y)
     log_S, log_T = (
@@ -72,14 +72,14 @@ class DKD(Method):
     """`dkd_loss` on the predictions, times a warm-up factor min(epoch / warmup, 1). Adds nothing to the student.
 
     Args:
-        alpha: weight α of the target's part. The field uses 1.
-        beta: weight β of the rest. The field uses 8, or 2 or 6 where the pair asks for it; 0.5 and 2 on ImageNet.
-        T: temperature. The field uses 4 on CIFAR, 1 on ImageNet.
-        warmup: epochs until the full weight, 0 for none. The field uses 20, and 1 on ImageNet. The batch must say its epoch,
+        alpha: weight α of the target's part. Usual value: 1.
+        beta: weight β of the rest. Usual value: 8, for some pairs 2 or 6; on ImageNet 0.5 or 2.
+        T: temperature. Usual value: 4 on CIFAR, 1 on ImageNet.
+        warmup: epochs until the full weight, 0 for none. Usual value: 20, on ImageNet 1. The batch must contain its epoch,
             counted from 1.
         standardise: standardise the logits of both networks first (Sun et al., CVPR 2024; see KD).
 
-    Term: `dkd`. The field weighs it 1 beside 1 for `ce`.
+    Term: `dkd`. Usual weight: 1, with 1 for `ce`.
     """
 
     name: ClassVar[str] = "dkd"
@@ -98,8 +98,8 @@ class DKD(Method):
     def build(self, student: Side, teacher: Side) -> None:
         if student.num_classes < 3:
             raise UnsupportedPair(
-                f"DKD compares the classes other than the target, and of {student.num_classes} classes one is left, with nothing to "
-                "compare; use KD"
+                f"DKD compares the classes other than the target, and with {student.num_classes} classes only one is left, so there is "
+                "nothing to compare; use KD"
             )
 
     def lessons(self) -> Lessons:

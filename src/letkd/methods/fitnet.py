@@ -18,21 +18,21 @@ def fitnet_loss(r_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b d h w"]) ->
 
 
 def regressor(d_S: int, d_T: int, size_S: tuple[int, int], size_T: tuple[int, int], *, relu: bool) -> nn.Sequential:
-    """The field's adapter from the student's map to the teacher's shape: one convolution with bias, BN, and ReLU if asked for.
+    """The usual adapter from the student's map to the teacher's shape: one convolution with bias, BN and, if requested, ReLU.
 
     Args:
         d_S, d_T: channels of the student's and the teacher's map.
         size_S, size_T: their heights and widths. Equal: 1x1. Student twice as large: 3x3, stride 2. Student half as large:
-            transposed 4x4, stride 2. Student larger by anything else: a kernel of 1 + size_S − size_T that is not padded. Height
-            and width each follow the rule.
-        relu: whether a ReLU comes last. FitNet has one; AB, which compares pre-activations, has none.
+            transposed 4x4, stride 2. Student larger by another factor: a kernel of 1 + size_S − size_T without padding. The
+            rule applies to height and width separately.
+        relu: whether to end with a ReLU. FitNet does; AB, which compares pre-activations, does not.
     """
     axes = list(zip(size_S, size_T, strict=True))
     grows, shrinks = any(s < t for s, t in axes), any(s > t for s, t in axes)
     if (grows and shrinks) or any(s < t != 2 * s for s, t in axes):
         raise UnsupportedPair(
-            f"no adapter takes the student's {size_S[0]}x{size_S[1]} map to the teacher's {size_T[0]}x{size_T[1]}: the student's must "
-            "be as large, larger, or exactly half; choose taps of such sizes"
+            f"no adapter maps the student's {size_S[0]}x{size_S[1]} map to the teacher's {size_T[0]}x{size_T[1]}: the student's map must "
+            "be as large, larger, or exactly half as large; choose taps with such sizes"
         )
     h, w = (_kernel_stride_padding(s, t) for s, t in axes)
     make = nn.ConvTranspose2d if grows else nn.Conv2d
@@ -50,13 +50,12 @@ def _kernel_stride_padding(s: int, t: int) -> tuple[int, int, int]:
 
 
 class FitNet(Method):
-    """Squared error between the adapted student map and the teacher map at one place. The adapter is dropped at inference.
+    """Squared error between the adapted student map and the teacher map at one role. The adapter is dropped at inference.
 
     Args:
-        role: the place, in both networks. The field uses `stage2`.
+        role: of the maps, in both networks. Usual value: `stage2`.
 
-    Trained jointly with the cross-entropy, as the field does, not in the two stages of the original. Term: `fitnet`. The field
-    weighs it 100.
+    Trained jointly with the cross-entropy, as is usual, not in the two stages of the original. Term: `fitnet`. Usual weight: 100.
     """
 
     name: ClassVar[str] = "fitnet"

@@ -14,13 +14,13 @@ from letkd.methods.base import Method, Side, View, paired_stages
 
 
 def fsp_matrix(lower: Float[Tensor, "b d h w"], upper: Float[Tensor, "b e H W"]) -> Float[Tensor, "b e d"]:
-    """How each channel of the upper map goes with each of the lower: G_ed = 1/n Σ_i upper_e(i) · lower_d(i).
+    """Inner product of each channel of the upper map with each channel of the lower map: G_ed = 1/n Σ_i upper_e(i) · lower_d(i).
 
     The larger map is average-pooled to the smaller one's size first; n is its number of pixels.
     """
     dtype = torch.promote_types(lower.dtype, torch.float32)
     lower, upper = fit_spatially(lower.to(dtype), upper.to(dtype))
-    with torch.autocast(lower.device.type, enabled=False):  # it would multiply in half precision
+    with torch.autocast(lower.device.type, enabled=False):  # autocast would multiply in half precision
         return torch.einsum("behw,bdhw->bed", upper, lower) / (lower.shape[-2] * lower.shape[-1])
 
 
@@ -28,17 +28,17 @@ def fsp_loss(features_S: Sequence[Tensor], features_T: Sequence[Tensor]) -> Floa
     """Σ over consecutive maps of mean (G_S − G_T)², the mean over images and both channels; G is `fsp_matrix`.
 
     Args:
-        features_S: the student's maps [b d h w], from input to output. Its sizes may be others than the teacher's.
-        features_T: the teacher's, of the same channels.
+        features_S: the student's maps [b d h w], from input to output. Their sizes may differ from the teacher's.
+        features_T: the teacher's maps, with the same numbers of channels.
     """
     pairs = zip(pairwise(features_S), pairwise(features_T), strict=True)
     return torch.stack([(fsp_matrix(*ours) - fsp_matrix(*theirs)).square().mean() for ours, theirs in pairs]).sum()
 
 
 class FSP(Method):
-    """`fsp_loss` over stem and stages. Adds nothing to the student, which must have the teacher's channels.
+    """`fsp_loss` over stem and stages. Adds nothing to the student, which must have the teacher's numbers of channels.
 
-    Term: `fsp`. The field trains 30 epochs of it alone, which the classifier takes no part in, then cross-entropy alone.
+    Term: `fsp`. Usual training: 30 epochs with this term alone, which does not train the classifier, then cross-entropy alone.
     """
 
     name: ClassVar[str] = "fsp"
@@ -52,7 +52,7 @@ class FSP(Method):
         ours, theirs = ([side.map_shape(role)[0] for role in roles] for side in (student, teacher))
         if ours != theirs:
             raise UnsupportedPair(
-                "FSP compares channel with channel, so both networks need the same: from stem to last stage the student "
+                "FSP compares channel with channel, so both networks need the same channels; from stem to last stage the student "
                 f"{type(student.model).__name__} has {', '.join(map(str, ours))} and the teacher {type(teacher.model).__name__} "
                 f"{', '.join(map(str, theirs))}"
             )

@@ -30,7 +30,7 @@ def standardise(logits: Float[Tensor, "b C"]) -> Float[Tensor, "b C"]:
 
 
 def need_three_classes(student: Side) -> None:
-    """Standardised logits of two classes are always ±1/√2, so they teach nothing."""
+    """Standardised logits of two classes are always ±1/√2, so they carry no information."""
     if student.num_classes < 3:
         raise UnsupportedPair(
             f"standardised logits of {student.num_classes} classes are the same for every image; use standardise=False"
@@ -41,10 +41,17 @@ class KD(Method):
     """Softened predictions of the teacher as targets.
 
     Args:
-        T: temperature. The field uses 4 on CIFAR, 1 on ImageNet; with `standardise`, 2.
+        T: temperature. Usual value: 4 on CIFAR, 1 on ImageNet; with `standardise`, 2.
         standardise: standardise the logits of both networks first (Sun et al., CVPR 2024).
 
-    Term: `kd`. The field weighs it 0.9 beside 0.1 for `ce`; with `standardise`, 9 beside 0.1.
+    Term: `kd`. Usual weight: 0.9, with 0.1 for `ce`; with `standardise`, 9, with 0.1 for `ce`.
+
+    Examples:
+        >>> import letkd
+        >>> student, teacher = (letkd.create_model(name, num_classes=10) for name in ("resnet8_tiny", "resnet14_tiny"))
+        >>> distiller = letkd.Distiller(student, teacher, KD(T=4.0), weights={"kd": 0.9, "ce": 0.1})
+        >>> distiller.weights
+        {'ce': 0.1, 'kd': 0.9}
     """
 
     name: ClassVar[str] = "kd"

@@ -15,14 +15,19 @@ from letkd.taps import Tap
 
 
 class LetKD(PerPixelMethod):
-    """A KD layer at each site *inside* the student: the teacher supervises its templates, and it feeds the knowledge forward.
+    """A KD layer at each site *inside* the student: the teacher supervises its templates, and the layer feeds the knowledge forward.
 
         x ─ ω ─ a ─ BN-ReLU ─ p ─ ν ─ x′        x̂ = x + α x′        L_KD = KL(p_T ‖ softmax(a))
 
     Args:
-        sites: letKD-1 has one, at `penultimate`; letKD-2 also one at `intermediate`.
+        sites: letKD-1 has one, `penultimate`; letKD-2 also has `intermediate`.
 
-    The layers are grafted into the student and stay there at inference. Terms: `kd/<role>` for each site.
+    The layers are grafted into the student and stay there at inference. `letkd1` and `letkd2` create the paper's two forms. Terms:
+    `kd/<role>` for each site.
+
+    Examples:
+        >>> LetKD([Site("stage2", KMeansSupervision(K=64, tau=0.1), alpha=0.5)]).term_names()
+        ('kd/stage2',)
     """
 
     name: ClassVar[str] = "letkd"
@@ -63,7 +68,7 @@ def letkd1(K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.
     """letKD-1: one KD layer at the penultimate map, labels by K-means (Alg. 1 and 3).
 
     Args:
-        K: templates. Paper uses 4096.
+        K: number of templates. Paper: 4096.
         tau: see `KMeansSupervision`.
         alpha: see `KDLayer`.
 
@@ -85,8 +90,8 @@ def letkd2(
     """letKD-2: letKD-1 and a second layer after the first block of the last stage, labels by sub-class decisions (Alg. 1 to 3).
 
     Args:
-        K_penult: templates at `penultimate`. Paper uses 4096.
-        K_inter: templates per class at `intermediate`. Paper uses 8.
+        K_penult: templates at `penultimate`. Paper: 4096.
+        K_inter: templates per class at `intermediate`. Paper: 8.
         tau: see `KMeansSupervision`.
         alpha_penult, alpha_inter: see `KDLayer`.
 

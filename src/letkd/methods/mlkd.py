@@ -11,16 +11,16 @@ from letkd.limits import Scale
 from letkd.methods.base import Method, View
 from letkd.methods.kd import kd_loss
 
-BOTH, WEAK = (3.0, 5.0), (2.0, 6.0)  # temperatures beside T: those of both views, and those of the weak one alone
+BOTH, WEAK = (3.0, 5.0), (2.0, 6.0)  # temperatures in addition to T: for both views, and for the weak view only
 
 
 def class_relation(q_S: Float[Tensor, "b C"], q_T: Float[Tensor, "b C"]) -> Float[Tensor, ""]:
-    """1/C · Σ (q_Tᵀ q_T − q_Sᵀ q_S)²: how often two classes are predicted together. It grows with the batch."""
+    """1/C · Σ (q_Tᵀ q_T − q_Sᵀ q_S)²: how often two classes are predicted together. Grows with the batch size."""
     return (q_T.T @ q_T - q_S.T @ q_S).square().sum() / q_S.shape[1]
 
 
 def batch_relation(q_S: Float[Tensor, "b C"], q_T: Float[Tensor, "b C"]) -> Float[Tensor, ""]:
-    """1/b · Σ (q_T q_Tᵀ − q_S q_Sᵀ)²: how alike two images are predicted. It grows with the batch."""
+    """1/b · Σ (q_T q_Tᵀ − q_S q_Sᵀ)²: how similarly two images are predicted. Grows with the batch size."""
     return (q_T @ q_T.T - q_S @ q_S.T).square().sum() / q_S.shape[0]
 
 
@@ -42,8 +42,8 @@ def mlkd_terms(
         class    = ν Σ_all class_relation(q of the weak view)
         batch    = μ Σ_all batch_relation(q of the weak view)
 
-        μ = share of images whose largest teacher's probability at 1 is not above the batch's median
-        ν = share of classes whose teacher's probability at 1, summed over the batch, is not above the median
+        μ = share of images whose largest teacher's probability at temperature 1 is not above the batch's median
+        ν = share of classes whose teacher's probability at temperature 1, summed over the batch, is not above the median
 
     This is what the authors' code computes. Its confidence masks act as the factors μ and ν, and the temperatures 2 and 6 read the
     weak view twice.
@@ -56,7 +56,7 @@ def mlkd_terms(
     strong = [kd_loss(strong_S, strong_T, t) for t in (T, *BOTH)]
     instance = mu * _sum(both + weak_only) + _sum(strong) + _sum(weak_only)
     soft = [[torch.softmax(logits / t, dim=1) for logits in (logits_S, logits_T)] for t in (T, *BOTH, *WEAK)]
-    with torch.autocast(logits_S.device.type, enabled=False):  # or the products would be taken in half precision after all
+    with torch.autocast(logits_S.device.type, enabled=False):  # autocast would compute these products in half precision
         by_class = nu * _sum([class_relation(*pair) for pair in soft])
         by_batch = mu * _sum([batch_relation(*pair) for pair in soft])
     return instance, by_class, by_batch
@@ -72,9 +72,17 @@ class MLKD(Method):
     Args:
         T: the first of five temperatures; the others are 3, 5, 2 and 6. The authors use 4 on CIFAR, 1 on ImageNet.
 
-    The batch's `x` is the weak view, its `second` the strong one (`data.second_view = "strong"`). Of several processes each takes
-    medians and relations of its own part of the batch. Terms: `mlkd/ce`, the cross-entropy of the strong view, `mlkd/instance`,
-    `mlkd/class`, `mlkd/batch`. The authors weigh both cross-entropies 0.1 and the others 0.9; all of them 0.5 on ImageNet.
+    The batch's `x` is the weak view, its `second` the strong one (`data.second_view = "strong"`). With several processes, each computes
+    medians and relations on its own part of the batch. Terms: `mlkd/ce`, the cross-entropy of the strong view, `mlkd/instance`,
+    `mlkd/class`, `mlkd/batch`. The authors use weight 0.1 for both cross-entropies and 0.9 for the others; on ImageNet 0.5 for all.
+
+    Examples:
+        >>> import letkd
+        >>> student, teacher = (letkd.create_model(name, num_classes=3) for name in ("resnet8_tiny", "resnet14_tiny"))
+        >>> weak, strong = torch.randn(2, 4, 3, 32, 32)
+        >>> step = letkd.Distiller(student, teacher, MLKD())(letkd.Batch(weak, torch.tensor([0, 1, 2, 0]), second=strong))
+        >>> list(step.terms)
+        ['ce', 'mlkd/ce', 'mlkd/instance', 'mlkd/class', 'mlkd/batch']
     """
 
     name: ClassVar[str] = "mlkd"

@@ -1,4 +1,4 @@
-"""What QUEST and letKD share: labels of the teacher at every pixel of a few sites, and the loss that compares them with the student's."""
+"""What QUEST and letKD share: the teacher's labels for every pixel of a few sites, and the loss that compares them with the student's."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Scores:
     Args:
         x: the student's map, as the templates see it.
         omega: kernels of the templates in use.
-        a: all scores a_{k|i}; None in the fused form, which never has them at once.
+        a: all scores a_{k|i}; None in the fused form, which never computes all of them at once.
         log_Z: log Σ_k exp a_{k|i} of every pixel, in the fused form.
     """
 
@@ -36,12 +36,12 @@ class Scores:
     def all(self) -> Tensor:
         """The scores `a [b K h w]`."""
         if self.a is None:
-            raise TypeError("the fused form never has all scores at once")
+            raise TypeError("the fused form does not compute all scores at once")
         return self.a
 
 
 class PerPixelMethod(Method):
-    """KL(p_T ‖ p_S) at every pixel of each site, p_S = softmax(a). A subclass says where the templates are and gives their scores.
+    """KL(p_T ‖ p_S) at every pixel of each site, p_S = softmax(a). A subclass defines where the templates are and returns their scores.
 
     Terms: `kd/<role>` for each of its `sites`.
     """
@@ -52,7 +52,7 @@ class PerPixelMethod(Method):
         super().__init__()
         roles = [site.role for site in sites]
         if not roles or len(set(roles)) != len(roles):
-            raise UnsupportedPair(f"{type(self).__name__} needs one site or more, each role once; it was given {roles}")
+            raise UnsupportedPair(f"{type(self).__name__} needs at least one site, and each role only once; it got {roles}")
         self.sites = {site.role: site for site in sites}
         self.supervision = nn.ModuleDict({module_name(site.role): site.supervision for site in sites})
         self._match: dict[str, GridMatch] = {}
@@ -63,7 +63,7 @@ class PerPixelMethod(Method):
 
     @abstractmethod
     def scores(self, role: str, view: View) -> Scores:
-        """The scores of a step at a site."""
+        """The scores at a site in this step."""
 
     @classmethod
     def from_recipe(cls, table: Any) -> Self:
@@ -105,10 +105,10 @@ class PerPixelMethod(Method):
         return {f"kd/{role}": view.over_images(self.sites[role].supervision, loss) for role, loss in losses.items()}
 
     def _loss(self, role: str, view: View, scores: Scores, images: Tensor, y: Tensor) -> Tensor:
-        """L_KD of the images at these positions, whose classes are `y`."""
+        """L_KD over the images at these positions, with classes `y`."""
         supervision, cached = self.sites[role].supervision, view.labels.get(role)
         size = (scores.x.shape[-2], scores.x.shape[-1])
-        y = torch.zeros_like(view.batch.y).index_copy(0, images, y)  # the other images do not count
+        y = torch.zeros_like(view.batch.y).index_copy(0, images, y)  # the values for other images are not used
         if scores.log_Z is not None:
             labels = cached or supervision.labels(self._f_T(role, view, size), y)  # Alg. 1, online; Alg. 2, online
             return label_kl(labels, scores.x, scores.omega, scores.log_Z, images)  # Alg. 3: L_KD

@@ -23,7 +23,7 @@ METHODS: Registry[type[Method]] = Registry("methods", "a method", _check)
 
 
 def register_method(cls: Class) -> Class:
-    """Make a method known by its `name`, for tables `[methods.NAME]` of recipes. Usable as a decorator.
+    """Register a method by its `name`, for tables `[methods.NAME]` in recipes. Usable as a decorator.
 
     Examples:
         >>> @register_method

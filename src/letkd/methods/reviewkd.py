@@ -1,4 +1,4 @@
-"""ReviewKD: the student's deep maps review its shallow ones before they meet the teacher's (Chen et al. 2021)."""
+"""ReviewKD: the student's shallow maps are fused with its deeper ones, then compared with the teacher's (Chen et al. 2021)."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -14,11 +14,11 @@ from letkd.methods.base import Method, Side, View, paired_stages
 
 
 def hcl_loss(o_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b d h w"]) -> Float[Tensor, ""]:
-    """Hierarchical context loss: squared errors of the maps and of their averages over coarser and coarser grids.
+    """Hierarchical context loss: squared errors of the maps and of their averages over increasingly coarse grids.
 
         L = [ MSE(o_S, f_T) + Σ_l w_l MSE(P_l o_S, P_l f_T) ] / (1 + Σ_l w_l)        l ∈ {4, 2, 1}, l < min(h, w)
 
-    P_l averages to l x l; w_l is ½ for the first l taken and halves with each further one. MSE is the mean over all elements.
+    P_l averages to l x l; w_l is ½ for the first l used, and half as large for each further l. MSE is the mean over all elements.
     """
     dtype = torch.promote_types(o_S.dtype, torch.float32)
     o_S, f_T = o_S.to(dtype), f_T.to(dtype)
@@ -32,15 +32,15 @@ def hcl_loss(o_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b d h w"]) -> Fl
 
 
 class Fusion(nn.Module):
-    """Attention-based fusion of a student's map with what the deeper ones left, in the teacher's shape.
+    """Attention-based fusion of a student's map with the residual r of the deeper maps, in the teacher's shape.
 
         u = BN(1x1(f_S))        u ← a₁ u + a₂ r,  (a₁, a₂) = sigmoid(1x1([u, r]))        o = BN(3x3(u))
 
     Args:
         d_S, d_T: channels of the two maps.
         m: channels in between.
-        size_T: height and width of the teacher's map; u is resized to it, and passed on so.
-        last: nothing lies deeper, so that there is no r.
+        size_T: height and width of the teacher's map; u is resized to it, and passed on in this size.
+        last: whether this is the deepest map, so that there is no r.
     """
 
     def __init__(self, d_S: int, d_T: int, m: int, size_T: tuple[int, int], *, last: bool):
@@ -67,20 +67,20 @@ class Fusion(nn.Module):
 class ReviewKD(Method):
     """`hcl_loss` between the fused maps of the student and the teacher's, summed. The fusions are dropped at inference.
 
-    Reads the student's stages after their activation, the teacher's before it, and both pooled vectors as maps of 1x1.
+    Reads the student's stages after their activation, the teacher's before it, and both pooled vectors as 1x1 maps.
 
     Args:
         mid: largest number of channels inside the fusions; the student's pooled width if that is smaller. The authors use 512, and
             256 for RN50-MobileNet on ImageNet.
-        warmup: epochs until the full weight, 0 for none: the factor is min((epoch − 1) / warmup, 1), so that the first epoch has
-            none of it. The authors use 20, and 0 on ImageNet.
+        warmup: epochs until the full weight, 0 for none: the factor is min((epoch − 1) / warmup, 1), so that it is 0 in
+            the first epoch. The authors use 20, and 0 on ImageNet.
 
-    Term: `reviewkd`. The authors weigh it 0.6 to 8, by pair, beside 1 for `ce`.
+    Term: `reviewkd`. The authors use weights from 0.6 to 8, depending on the pair, with 1 for `ce`.
     """
 
     name: ClassVar[str] = "reviewkd"
     paper: ClassVar[str] = "Chen, Liu, Zhao, Jia, 2021"
-    loss: ClassVar[str] = "squared errors over coarser and coarser grids between fused student's and teacher's maps, warmed up"
+    loss: ClassVar[str] = "squared errors over increasingly coarse grids between fused student's and teacher's maps, warmed up"
     formulae: ClassVar = (Fusion, hcl_loss)
     reads_logits: ClassVar[bool] = False
 
@@ -102,7 +102,7 @@ class ReviewKD(Method):
         self.reads.teacher = {role: teacher.taps[role] for role in [*before, "pooled"]}
 
     def outputs(self, maps_S: Sequence[Tensor]) -> list[Tensor]:
-        """The fused maps of the student, from shallow to deep, in the teacher's shapes; worked out from the deepest on."""
+        """The fused maps of the student, from shallow to deep, in the teacher's shapes; computed from the deepest map on."""
         found, r = [], None
         for fusion, f_S in zip(reversed(self.fusions), reversed(maps_S), strict=True):
             o, r = fusion(f_S, r)

@@ -1,4 +1,4 @@
-"""SimKD: rebuild the teacher's last map and let the teacher's own classifier read it (Chen et al. 2022)."""
+"""SimKD: reproduce the teacher's last map and apply the teacher's own classifier to it (Chen et al. 2022)."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from letkd.taps import Tap, find_module
 
 
 def simkd_loss(f_S: Float[Tensor, "b d h w"], f_T: Float[Tensor, "b d H W"]) -> Float[Tensor, ""]:
-    """1/(b·d·n) Σ (f_S − f_T)², f_S being the projected student map; the larger map is average-pooled first; n is its pixels."""
+    """1/(b·d·n) Σ (f_S − f_T)², f_S being the projected student map; the larger map is average-pooled first, to n pixels."""
     dtype = torch.promote_types(f_S.dtype, torch.float32)
     return F.mse_loss(*fit_spatially(f_S.to(dtype), f_T.to(dtype)))
 
@@ -24,28 +24,27 @@ class Projector(nn.Module):
     """From the student's last map to the teacher's channels: 1x1-BN-ReLU, 3x3-BN-ReLU, 1x1-BN-ReLU, without biases.
 
     Args:
-        d_S: channels that come in.
-        d_T: channels that go out.
+        d_S, d_T: input and output channels.
         f: the two inner maps have d_T / f channels. The authors use 2.
-        size: height and width to which the map is average-pooled first, where the teacher's map is the smaller one.
+        size: height and width to which the map is average-pooled first, if the teacher's map is smaller.
     """
 
     def __init__(self, d_S: int, d_T: int, *, f: int = 2, size: tuple[int, int] | None = None):
         super().__init__()
         if not 1 <= f <= d_T:
-            raise UnsupportedPair(f"SimKD's projector cannot have d_T / f = {d_T} / {f} channels inside; f is from 1 to {d_T}")
+            raise UnsupportedPair(f"SimKD's projector cannot have d_T / f = {d_T} / {f} channels; f must be from 1 to {d_T}")
         self.d_S, self.d_T, self.f, self.size = d_S, d_T, f, size
         self.transfer = nn.Sequential(
             *_conv_bn_relu(d_S, d_T // f, 1), *_conv_bn_relu(d_T // f, d_T // f, 3), *_conv_bn_relu(d_T // f, d_T, 1)
         )
 
     def forward(self, x: Float[Tensor, "b d_S h w"]) -> Float[Tensor, "b d_T H W"]:
-        if self.size is not None:  # only ever smaller, whatever the size of the image
+        if self.size is not None:  # never enlarges a map, at any image size
             x = F.adaptive_avg_pool2d(x, (min(self.size[0], x.shape[-2]), min(self.size[1], x.shape[-1])))
         return self.transfer(x)
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments; with the weights, they make this layer again."""
+        """The constructor's arguments, from which the layer can be rebuilt."""
         return {"d_S": self.d_S, "d_T": self.d_T, "f": self.f, "size": self.size}
 
 
@@ -54,7 +53,7 @@ def _conv_bn_relu(d_in: int, d_out: int, kernel: int) -> list[nn.Module]:
 
 
 class FrozenLinear(nn.Linear):
-    """A classifier that was borrowed from a teacher and is not trained."""
+    """A classifier that is copied from a teacher and is not trained."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True):
         super().__init__(in_features, out_features, bias=bias)
@@ -62,24 +61,24 @@ class FrozenLinear(nn.Linear):
 
     @classmethod
     def copy_of(cls, linear: nn.Linear, order: tuple[int, ...] | None = None) -> "FrozenLinear":
-        """The same weights, in memory of its own; its classes in another order, if one is given."""
+        """A copy of the weights, with the classes reordered if `order` is given."""
         copy = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
         copy.load_state_dict({name: value[list(order or range(len(value)))] for name, value in linear.state_dict().items()})
         return copy
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments; with the weights, they make this layer again."""
+        """The constructor's arguments, from which the layer can be rebuilt."""
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
 
 
 class SimKD(Method):
-    """`simkd_loss` at the last map. The student gets a projector behind that map, and a frozen copy of the teacher's classifier.
+    """`simkd_loss` at the last map. The student gets a projector after that map, and a frozen copy of the teacher's classifier.
 
     Args:
-        f: how many times fewer channels the projector has inside. The authors use 2.
+        f: factor by which the projector's inner maps have fewer channels. The authors use 2.
 
-    Both stay in the student, so that it predicts as SimKD does. Whatever another method reads behind the projector is the projected
-    map. Term: `simkd`. The authors train it alone: `ce` weighs 0.
+    Both stay in the student, so that it predicts as SimKD does. Another method that reads after the projector gets the projected
+    map. Term: `simkd`. The authors use this term alone: the weight of `ce` is 0.
     """
 
     name: ClassVar[str] = "simkd"
@@ -114,7 +113,7 @@ def _classifier(side: Side, d: int) -> nn.Linear:
             return module
         sizes = f" from {module.in_features} to {module.out_features}"
     raise UnsupportedPair(
-        "SimKD puts the teacher's classifier in the place of the student's, so each must be a plain nn.Linear from the pooled last map "
-        f"to the classes, in the {side.who} {type(side.model).__name__} from {d} to {side.num_classes}; what the role 'pooled' names "
-        f"there, {path!r}, is a {type(module).__name__}{sizes}"
+        "SimKD replaces the student's classifier with the teacher's, so each must be a plain nn.Linear from the pooled last map "
+        f"to the classes, in the {side.who} {type(side.model).__name__} from {d} to {side.num_classes}; but the "
+        f"module of the role 'pooled', {path!r}, is a {type(module).__name__}{sizes}"
     )

@@ -1,4 +1,4 @@
-"""Where knowledge passes from teacher to student."""
+"""Sites: where the teacher supervises the student."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,17 +12,22 @@ from letkd.supervision import SUPERVISIONS, Supervision
 
 @dataclass(frozen=True)
 class Site:
-    """Where knowledge passes: a role that both networks have, the supervision there, and how the KD layer starts.
+    """Where the teacher supervises the student: a role that both networks have, the supervision, and the settings of the KD layer.
 
     Args:
         role: `penultimate` or `intermediate`, or any role that both tap tables name.
-        supervision: gives p_T there.
-        alpha: α of the KD layer (QUEST has none). Paper uses 1; RN50-MNV2 less.
-        scale_omega: first value of the templates' scale. The authors use 3.0.
-        scale_nu: first value of the semantic vectors' scale. The authors use 1.0.
+        supervision: computes p_T.
+        alpha: α of the KD layer (not used by QUEST). Paper: 1, for RN50-MNV2 less.
+        scale_omega: initial value of the templates' scale. The authors use 3.0.
+        scale_nu: initial value of the semantic vectors' scale. The authors use 1.0.
         normalize_value_input: see `KDLayer`.
-        match: how the teacher's map comes to the student's grid. Whole ratios are average-pooled, as in the paper. Others are an error
-            with `pool`; with `resize` the map is resized, down by area and up bilinearly, before labels are fitted and given.
+        match: how the teacher's map is brought to the student's grid. Integer ratios are average-pooled, as in the paper. Other
+            ratios are an error with `pool`; with `resize` the map is resized, by area if it shrinks and bilinearly if it grows.
+
+    Examples:
+        >>> from letkd import KMeansSupervision
+        >>> Site("penultimate", KMeansSupervision(K=64), alpha=0.5).layer(d=16, K=64).alpha
+        0.5
     """
 
     role: str
@@ -35,7 +40,7 @@ class Site:
 
     def __post_init__(self):
         if self.match not in ("pool", "resize"):
-            raise RecipeError(f"the site {self.role!r} has match={self.match!r}; there are 'pool' and 'resize'")
+            raise RecipeError(f"the site {self.role!r} has match={self.match!r}; write 'pool' or 'resize'")
 
     @classmethod
     def from_recipe(cls, role: str, table: Any) -> "Site":
@@ -61,10 +66,10 @@ def _supervision(table: Any, where: str) -> Supervision:
     settings = as_table(table, where)
     kind = settings.pop("kind", "kmeans")
     if not isinstance(kind, str) or kind not in SUPERVISIONS:
-        raise RecipeError(f"{where}.kind is {kind!r}; there are: {', '.join(SUPERVISIONS)}")
+        raise RecipeError(f"{where}.kind is {kind!r}; the kinds are {', '.join(SUPERVISIONS)}")
     return construct(SUPERVISIONS[kind], settings, where)
 
 
 def module_name(role: str) -> str:
-    """A role as a module's name: without dots."""
+    """The role without dots, which a module's name cannot contain."""
     return role.replace(".", "_")

@@ -21,10 +21,10 @@ def sp_loss(f_S: Float[Tensor, "b *s"], f_T: Float[Tensor, "b *t"]) -> Float[Ten
 
         G(f) = f fᵀ, rows scaled to length 1        L = 1/b² Σ_ij (G(f_S)_ij − G(f_T)_ij)²
 
-    Shapes need not match. A rotation of the flattened features and a factor on them play no part.
+    Shapes need not match. The loss does not depend on the scale of the flattened features or on a rotation of them.
     """
     dtype = torch.promote_types(f_S.dtype, torch.float32)
-    with torch.autocast(f_S.device.type, enabled=False):  # or the products would be taken in half precision after all
+    with torch.autocast(f_S.device.type, enabled=False):  # autocast would compute these products in half precision
         return (similarity(f_S.to(dtype)) - similarity(f_T.to(dtype))).square().mean()
 
 
@@ -32,10 +32,10 @@ class SP(Method):
     """`sp_loss` at the last map of each network. Adds nothing to the student.
 
     Args:
-        role: the place, in both networks. Where not given, as in the field, the last stage of each (`penultimate` where a network
-            names no stages), which may be `stage3` in one and `stage4` in the other.
+        role: of the maps, in both networks; default, as is usual: the last stage of each (`penultimate` if a network has no
+            stages), which may be `stage3` in one and `stage4` in the other.
 
-    Term: `sp`. The field weighs it 3000.
+    Term: `sp`. Usual weight: 3000.
     """
 
     name: ClassVar[str] = "sp"

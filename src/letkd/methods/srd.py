@@ -20,13 +20,13 @@ def normalise(p: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
 def srd_loss(r_S: Float[Tensor, "b d"], p_T: Float[Tensor, "b d"], eps: float = 1e-5) -> Float[Tensor, ""]:
     """L = log( Σ_ij |N(r_S)_ij − N(p_T)_ij|⁴ + ε ): the sum runs over the batch and the channels.
 
-    A shift and a positive factor on a channel have no effect, but for the 1e-4 of N. A factor on the differences only shifts L: its
-    gradient does not shrink as the student gets better.
+    A shift and a positive factor on a channel have no effect, except through the 1e-4 in N. A factor on the differences only shifts L,
+    so its gradient does not shrink as the student improves.
 
     Args:
         r_S: the student's pooled vectors after the projector.
         p_T: the teacher's pooled vectors.
-        eps: ε, which bounds the logarithm where the two agree.
+        eps: ε, which bounds the logarithm if the two agree.
     """
     dtype = torch.promote_types(r_S.dtype, torch.float32)
     return torch.log((normalise(r_S.to(dtype)) - normalise(p_T.to(dtype))).pow(4).sum() + eps)
@@ -38,8 +38,8 @@ class SRD(Method):
     Args:
         eps: see `srd_loss`.
 
-    The projector has no bias: batch normalisation would remove it. Of several processes each normalises its own part of the
-    batch. Term: `srd`. The authors weigh it 2 beside 1 for `ce` and 1 for `kd` at T = 1.
+    The projector has no bias: batch normalisation would remove it. With several processes, each normalises its own part of
+    the batch. Term: `srd`. The authors use weight 2, with 1 for `ce` and 1 for `kd` at T = 1.
     """
 
     name: ClassVar[str] = "srd"
@@ -66,7 +66,7 @@ class SRD(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         p_S, p_T = (features["pooled"].flatten(1) for features in (view.student, view.teacher))
         if len(p_S) < 2:
-            raise DataError("SRD normalises over the batch, and this one has a single image; give every process two or more")
+            raise DataError("SRD normalises over the batch, but this batch has a single image; give every process at least two")
         with torch.autocast(p_S.device.type, enabled=False):
             r_S = self.projector(p_S.to(self.projector.weight.dtype))
         return {"srd": srd_loss(r_S, p_T, self.eps)}

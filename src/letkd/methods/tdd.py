@@ -1,4 +1,4 @@
-"""TDD: tree-like decision distillation, coarse decisions early and fine ones late, as the teacher makes them (Song et al. 2021)."""
+"""TDD: tree-like decision distillation, with coarse decisions in early stages and fine ones in late stages (Song et al. 2021)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,11 +17,11 @@ from letkd.supervision.tree import ClassTree
 
 
 def group_loss(logits: Float[Tensor, "b m"], y: Int[Tensor, "b"], group: Int[Tensor, "C"]) -> Float[Tensor, ""]:
-    """Cross-entropy with the group of the true class, each group weighed by 1 / its number of classes.
+    """Cross-entropy with the group of the true class, each group weighted by 1 / its number of classes.
 
         Σ_i w_i · (−log softmax(logits_i)[group(y_i)]) / Σ_i w_i,  w_i = 1 / size(group(y_i))
 
-    Groups are numbered from 0; of m logits those without a group play no part. With one group alone the loss is 0.
+    Groups are numbered from 0; logits without a group are not used. With a single group the loss is 0.
     """
     size = torch.bincount(group, minlength=logits.shape[1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(size == 0, -torch.inf)
@@ -29,20 +29,20 @@ def group_loss(logits: Float[Tensor, "b m"], y: Int[Tensor, "b"], group: Int[Ten
 
 
 class TDD(Method):
-    """The student's stages learn to tell apart the groups of classes that the teacher's stages tell apart.
+    """The student's stages learn to distinguish the groups of classes that the teacher's stages distinguish.
 
     Args:
-        roles: the stages, by roles that both networks have. The authors' example reads `layer1.2.bn2` and its like in the
-            teacher, the BN before a block's sum, and stage outputs in the student; here it is stage outputs in both, which
-            every network has. Their places: `teacher_taps={"stage1": "layer1.2.bn2", …}`.
+        roles: of the stages, in both networks. The authors' example reads the BN before a block's sum in the teacher
+            (`layer1.2.bn2` and so on) and stage outputs in the student; the default is stage outputs in both, which every
+            network has. For the authors' choice: `teacher_taps={"stage1": "layer1.2.bn2", …}`.
         k: see `ClassTree`. The authors use 20.
-        threshold: likewise. The authors use 0.2.
-        memory: likewise, for each stage.
-        seed: likewise.
+        threshold: see `ClassTree`. The authors use 0.2.
+        memory: see `ClassTree`; per stage.
+        seed: see `ClassTree`.
 
-    Each stage's map is averaged and fed to a linear layer, trained and dropped at inference. How many groups there are is
-    known only once fitted, so it has a row for every class, of which the first G are used. Term: `tdd`, the sum over stages; a
-    stage whose tree is one group has nothing to tell apart and adds 0. The authors weigh it 0.1 beside 0.1 `ce` and 0.9 `kd`.
+    Each stage's map is averaged and passed to a linear layer, which is trained and dropped at inference. The number G of groups is
+    known only after the fit, so the layer has a row per class, of which the first G are used. Term: `tdd`, the sum over stages; a
+    stage whose tree has a single group adds 0. The authors use weight 0.1, with 0.1 for `ce` and 0.9 for `kd`.
     """
 
     name: ClassVar[str] = "tdd"
@@ -63,7 +63,7 @@ class TDD(Method):
     ):
         super().__init__()
         if isinstance(roles, str) or not roles or len(set(roles)) != len(roles):
-            raise UnsupportedPair(f"TDD needs a list of one role or more, each once; it was given {roles!r}")
+            raise UnsupportedPair(f"TDD needs a list of roles, at least one and each only once; it got {roles!r}")
         self.roles = tuple(roles)
         self.trees = {role: ClassTree(k, threshold, memory=memory, seed=seed) for role in roles}
         self.tree = nn.ModuleDict({module_name(role): tree for role, tree in self.trees.items()})
@@ -72,7 +72,7 @@ class TDD(Method):
     def build(self, student: Side, teacher: Side) -> None:
         C = student.num_classes
         if C < 2:
-            raise UnsupportedPair("TDD tells groups of classes apart, and there is only one class")
+            raise UnsupportedPair("TDD distinguishes groups of classes, but there is only one class")
         for role, tree in self.trees.items():
             tree.bind(f"{self.name}/{role}", d=teacher.map_shape(role)[0], C=C)
             self.heads[module_name(role)] = nn.Linear(student.map_shape(role)[0], C)
@@ -83,7 +83,7 @@ class TDD(Method):
         return {f"{self.name}/{role}": Fitting(tree, role, self.name) for role, tree in self.trees.items()}
 
     def lessons(self) -> Lessons:
-        return Lessons()  # the groups are fitted; a step reads nothing of the teacher
+        return Lessons()  # the groups are fitted; a step needs nothing from the teacher
 
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = []

@@ -1,4 +1,4 @@
-"""What a recipe's table gives to a constructor, checked against the constructor's annotations."""
+"""Values of a recipe's table, checked against the annotations of a constructor."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 CONFIG = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-PLAIN = (bool, int, float, str, list, tuple, type(None))  # what TOML holds, tables apart
+PLAIN = (bool, int, float, str, list, tuple, type(None))  # TOML's types, except tables
 
 
 def wrong_values(make: Callable[..., Any], table: Mapping[str, Any]) -> list[str]:
-    """A sentence for each plain value that the constructor's annotation does not allow. Objects are left to the constructor."""
+    """A sentence for each plain value that the constructor's annotation does not allow. The constructor checks objects itself."""
     found = []
     for key, parameter in inspect.signature(make).parameters.items():
         value = table.get(key)
@@ -19,7 +19,7 @@ def wrong_values(make: Callable[..., Any], table: Mapping[str, Any]) -> list[str
             continue
         try:
             TypeAdapter(parameter.annotation, config=CONFIG).validate_python(value)
-        except PydanticSchemaGenerationError:  # of an annotation that only the constructor understands
+        except PydanticSchemaGenerationError:  # the annotation has no schema: the constructor checks the value
             continue
         except ValidationError as error:
             reasons = dict.fromkeys(item["msg"].removeprefix("Input ") for item in error.errors())

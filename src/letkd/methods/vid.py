@@ -24,7 +24,7 @@ def vid_loss(
     Args:
         mu: μ, predicted from the student's map.
         alpha: unbounded parameters of the variances.
-        eps: ε, what a variance cannot fall below.
+        eps: ε, a lower bound of the variances.
     """
     dtype = torch.promote_types(mu.dtype, torch.float32)
     var = F.softplus(alpha.to(dtype)) + eps  # [d]
@@ -43,10 +43,10 @@ class VID(Method):
     """`vid_loss` at every stage, summed; the larger map is average-pooled first. The predictors are dropped at inference.
 
     Args:
-        init_var: σ² of every channel at first. The field uses 5.
-        eps: what σ² cannot fall below. The field uses 1e-5.
+        init_var: initial σ² of every channel. Usual value: 5.
+        eps: lower bound of σ². Usual value: 1e-5.
 
-    The variances are trained with the rest, as in the original. Term: `vid`. The field weighs it 1.
+    The variances are trained, too, as in the original. Term: `vid`. Usual weight: 1.
     """
 
     name: ClassVar[str] = "vid"

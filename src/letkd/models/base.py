@@ -33,13 +33,27 @@ Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
 
 def register_model(build: Build) -> Build:
-    """Add a function `build(num_classes=...)` to the zoo under its own name."""
+    """Add a function `build(num_classes=...)` to the zoo under its own name. Usable as a decorator.
+
+    Examples:
+        >>> @register_model
+        ... def linear_probe(num_classes):
+        ...     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+        >>> create_model("linear_probe", num_classes=10)[2].out_features
+        10
+        >>> _ = MODELS.remove("linear_probe")
+    """
     MODELS.add(build.__name__, build)
     return build
 
 
 def list_models() -> list[str]:
-    """The names of the zoo, sorted."""
+    """The names of the zoo's networks, sorted.
+
+    Examples:
+        >>> [name for name in list_models() if name.startswith("vgg")]
+        ['vgg11', 'vgg13', 'vgg16', 'vgg19', 'vgg8']
+    """
     return sorted(MODELS)
 
 

@@ -37,7 +37,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2Half(nn.Module):
-    """MobileNetV2 of width 0.5 with ReLU, for images of at least 16x16 pixels: the field's `mobile_half`.
+    """MobileNetV2 of width 0.5 with ReLU, for images of at least 16x16 pixels: `mobile_half` in other code.
 
     The stem and three rows of blocks halve the map. Every block has the convolution that widens its input, even if the factor
     is 1.

@@ -8,6 +8,7 @@ from letkd.models.base import register_model
 from letkd.taps import Tap
 
 GROUPS = 3
+UNITS = 4, 8, 4  # per stage
 
 
 def conv1x1(d_in: int, d_out: int, *, groups: int = 1) -> nn.Conv2d:
@@ -23,6 +24,20 @@ def depthwise(d: int, *, stride: int) -> nn.Conv2d:
 def shuffle(x: Float[Tensor, "b d h w"], groups: int) -> Float[Tensor, "b d h w"]:
     """Reorder the channels: the first of every group, then the second of every group, and so on."""
     return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def _taps(stem: str, widths: tuple[int, int, int], *, penultimate: Tap) -> dict[str, Tap]:
+    """The role table; stage i has stride 2^i."""
+    taps = {"stem": Tap(stem, 24, 1)}
+    for i, (n, width) in enumerate(zip(UNITS, widths, strict=True), start=1):
+        taps[f"stage{i}"] = Tap(f"layer{i}", width, 2**i)
+        taps[f"stage{i}.preact"] = Tap(f"layer{i}.{n - 1}.relu3", width, 2**i, io="input")
+    return taps | {
+        "intermediate": Tap("layer3.0", widths[2], 8),
+        "penultimate": penultimate,
+        "pooled": Tap("linear", io="input"),
+        "logits": Tap("linear"),
+    }
 
 
 class Unit1(nn.Module):
@@ -74,21 +89,12 @@ class ShuffleNetV1(nn.Module):
         self.conv1 = conv1x1(3, 24)
         self.bn1 = nn.BatchNorm2d(24)
         self.relu = nn.ReLU()
-        self.layer1 = _stage1(24, 240, n=4, groups=1)  # 24 channels are too few for groups
-        self.layer2 = _stage1(240, 480, n=8, groups=GROUPS)
-        self.layer3 = _stage1(480, 960, n=4, groups=GROUPS)
+        self.layer1 = _stage1(24, 240, n=UNITS[0], groups=1)  # 24 channels are too few for groups
+        self.layer2 = _stage1(240, 480, n=UNITS[1], groups=GROUPS)
+        self.layer3 = _stage1(480, 960, n=UNITS[2], groups=GROUPS)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.linear = nn.Linear(960, num_classes)
-        self.taps = {"stem": Tap("relu", 24, 1)}
-        for i, n, width, stride in ((1, 4, 240, 2), (2, 8, 480, 4), (3, 4, 960, 8)):
-            self.taps[f"stage{i}"] = Tap(f"layer{i}", width, stride)
-            self.taps[f"stage{i}.preact"] = Tap(f"layer{i}.{n - 1}.relu3", width, stride, io="input")
-        self.taps |= {
-            "intermediate": Tap("layer3.0", 960, 8),
-            "penultimate": Tap("layer3", 960, 8),
-            "pooled": Tap("linear", io="input"),
-            "logits": Tap("linear"),
-        }
+        self.taps = _taps("relu", (240, 480, 960), penultimate=Tap("layer3", 960, 8))
 
     def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
         x = self.relu(self.bn1(self.conv1(x)))  # [b 24 H W]
@@ -180,24 +186,15 @@ class ShuffleNetV2(nn.Module):
         self.conv1 = conv1x1(3, 24)
         self.bn1 = nn.BatchNorm2d(24)
         self.relu1 = nn.ReLU()
-        self.layer1 = _stage2(24, 116, n=4)
-        self.layer2 = _stage2(116, 232, n=8)
-        self.layer3 = _stage2(232, 464, n=4)
+        self.layer1 = _stage2(24, 116, n=UNITS[0])
+        self.layer2 = _stage2(116, 232, n=UNITS[1])
+        self.layer3 = _stage2(232, 464, n=UNITS[2])
         self.conv2 = conv1x1(464, 1024)
         self.bn2 = nn.BatchNorm2d(1024)
         self.relu2 = nn.ReLU()
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.linear = nn.Linear(1024, num_classes)
-        self.taps = {"stem": Tap("relu1", 24, 1)}
-        for i, n, width, stride in ((1, 4, 116, 2), (2, 8, 232, 4), (3, 4, 464, 8)):
-            self.taps[f"stage{i}"] = Tap(f"layer{i}", width, stride)
-            self.taps[f"stage{i}.preact"] = Tap(f"layer{i}.{n - 1}.relu3", width, stride, io="input")
-        self.taps |= {
-            "intermediate": Tap("layer3.0", 464, 8),
-            "penultimate": Tap("relu2", 1024, 8),
-            "pooled": Tap("linear", io="input"),
-            "logits": Tap("linear"),
-        }
+        self.taps = _taps("relu1", (116, 232, 464), penultimate=Tap("relu2", 1024, 8))
 
     def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
         x = self.relu1(self.bn1(self.conv1(x)))  # [b 24 H W]

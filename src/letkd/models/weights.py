@@ -45,6 +45,15 @@ def load_weights(model: nn.Module, path: str | Path, *, num_classes: int | None 
         path: as for `read_state_dict`.
         num_classes: the model's number of classes, if the file may have another: the model then keeps its own classifier, and a
             message names it.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "weights.safetensors"
+        >>> one, two = nn.Linear(4, 2), nn.Linear(4, 2)
+        >>> save_weights(one, path)
+        >>> load_weights(two, path)
+        >>> torch.equal(one.weight, two.weight)
+        True
     """
     check_model(model, hooks=False)
     own = _tensors(model)
@@ -132,6 +141,13 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
         model: its parameters and buffers; tensors that share memory are written once per name.
         path: ends in `.safetensors`; missing folders are created.
         metadata: text to store in the file's header.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "weights.safetensors"
+        >>> save_weights(nn.Linear(4, 2), path)
+        >>> {name: list(tensor.shape) for name, tensor in read_state_dict(path).items()}
+        {'bias': [2], 'weight': [2, 4]}
     """
     path = Path(path)
     if path.suffix != ".safetensors":

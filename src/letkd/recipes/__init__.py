@@ -81,6 +81,10 @@ def resolve(
         overrides: values by dotted key, set by the caller.
         settings: `key=value` strings with TOML values, set by the user; applied last.
         quick: shrink the recipe of the files to a smoke run; overrides and settings still apply.
+
+    Examples:
+        >>> resolve("digits/tiny/kd", settings=["optim.lr=0.02", "methods.kd.T=2.0"]).methods
+        {'kd': {'T': 2.0}}
     """
     return resolve_with_sources(name, method=method, preset=preset, overrides=overrides, settings=settings, quick=quick)[0]
 

@@ -135,7 +135,7 @@ class Teacher(Network):
 class Optim(_Table):
     """The optimiser and its schedule."""
 
-    name: str = Field(description="sgd, adamw, or any other class of torch.optim")
+    name: str = Field(description="`sgd`, `adamw`, or any other class of torch.optim")
     lr: float = Field(gt=0, le=STEEPEST, description="initial learning rate")
     momentum: float = Field(ge=0, lt=1, description="for optimisers that have it, such as sgd and rmsprop")
     nesterov: bool = Field(description="Nesterov momentum, for sgd")
@@ -228,7 +228,16 @@ class Phase(_Table):
 
 
 class Recipe(_Table):
-    """Everything that a run depends on, except the files that it names."""
+    """Everything that a run depends on, except the files that it names.
+
+    `letkd.resolve` creates recipes.
+
+    Examples:
+        >>> import letkd
+        >>> recipe = letkd.resolve("cifar100/rn56-rn20/kd")
+        >>> recipe.student.model, recipe.train.epochs, recipe.weights["kd"]
+        ('resnet20', 240, 0.9)
+    """
 
     title: str = Field(default="", description="the row's name in tables")
     data: Data = Field(description="images, splits and augmentation")

@@ -15,7 +15,7 @@ from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.report.paper import PaperResult, paper_result, table_position
 from letkd.runs.folder import RunFolder, Tell
 from letkd.runs.records import Note, Result
-from letkd.runs.study import is_trial
+from letkd.runs.study_file import is_trial
 
 What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student

@@ -80,24 +80,24 @@ class Knowledge:
         return f"{self.classes[label // self.per_class]}.{label % self.per_class + 1}"
 
 
-def _by_centre(seen: SiteView) -> tuple[Tensor, Tensor]:
-    supervision: Any = seen.supervision
-    label = seen.p_T().argmax(dim=1)
-    gap = pixels(seen.f_T.to(supervision.rho_.dtype)) - supervision.rho_[label.flatten()]
+def _by_centre(view: SiteView) -> tuple[Tensor, Tensor]:
+    supervision: Any = view.supervision
+    label = view.p_T().argmax(dim=1)
+    gap = pixels(view.f_T.to(supervision.rho_.dtype)) - supervision.rho_[label.flatten()]
     return label, gap.norm(dim=1).reshape(label.shape)
 
 
-def _by_sub_class(seen: SiteView) -> tuple[Tensor, Tensor]:
-    supervision: Any = seen.supervision
-    b, _, h, w = seen.f_T.shape
-    z = supervision.z(seen.f_T)
-    label = supervision.h1(z, seen.y.repeat_interleave(h * w))
+def _by_sub_class(view: SiteView) -> tuple[Tensor, Tensor]:
+    supervision: Any = view.supervision
+    b, _, h, w = view.f_T.shape
+    z = supervision.z(view.f_T)
+    label = supervision.h1(z, view.y.repeat_interleave(h * w))
     centres = supervision.prototypes_ if supervision.prototypes_online else supervision.rho_
     return label.reshape(b, h, w), (z - centres.flatten(0, 1)[label]).norm(dim=1).reshape(b, h, w)
 
 
-def _by_activation(seen: SiteView) -> tuple[Tensor, Tensor]:
-    largest = seen.f_T.max(dim=1)
+def _by_activation(view: SiteView) -> tuple[Tensor, Tensor]:
+    largest = view.f_T.max(dim=1)
     return largest.indices, -largest.values
 
 
@@ -117,11 +117,11 @@ def knowledge(distiller: Distiller, data: Dataset, *, images: int = 6, patches_f
     near, others = batch_of(data, data.train, balanced_sample(data.train.labels, n))
     with at_rest(distiller):
         taken = as_logits(distiller.student(shown.x), distiller.student).argmax(dim=1)
-        there, other = inspect_sites(distiller, shown), inspect_sites(distiller, near)
+        test_views, train_views = inspect_sites(distiller, shown), inspect_sites(distiller, near)
         return [
-            _site(seen, other[role], data, originals, taken, others)
-            for role, seen in there.items()
-            if seen.supervision.is_fitted and seen.supervision.kind in ASSIGN
+            _site(view, train_views[role], data, originals, taken, others)
+            for role, view in test_views.items()
+            if view.supervision.is_fitted and view.supervision.kind in ASSIGN
         ]
 
 
@@ -132,18 +132,18 @@ def _one_per_class(labels: Tensor, n: int) -> Tensor:
     return torch.stack([(labels == c).nonzero().flatten()[0] for c in chosen])
 
 
-def _site(seen: SiteView, near: SiteView, data: Dataset, images: Tensor, taken: Tensor, near_images: Tensor) -> Knowledge:
-    M = seen.omega.weight.shape[0]
-    per_class = M // data.num_classes if seen.supervision.kind == "subclass" else None
-    h, w = seen.x.shape[-2:]
-    label, _ = ASSIGN[seen.supervision.kind](seen)
+def _site(view: SiteView, near: SiteView, data: Dataset, images: Tensor, taken: Tensor, near_images: Tensor) -> Knowledge:
+    M = view.omega.weight.shape[0]
+    per_class = M // data.num_classes if view.supervision.kind == "subclass" else None
+    h, w = view.x.shape[-2:]
+    label, _ = ASSIGN[view.supervision.kind](view)
     pictures = []
-    for b in range(len(seen.x)):
-        locations = _locations(seen.part(slice(b, b + 1)), label[b], per_class)
-        pictures.append(Picture(images[b], int(seen.y[b]), int(taken[b]), locations))
+    for b in range(len(view.x)):
+        locations = _locations(view.part(slice(b, b + 1)), label[b], per_class)
+        pictures.append(Picture(images[b], int(view.y[b]), int(taken[b]), locations))
     return Knowledge(
-        seen.role,
-        seen.supervision.kind,
+        view.role,
+        view.supervision.kind,
         M,
         per_class,
         (h, w),
@@ -178,9 +178,9 @@ def _top(values: Tensor, n: int) -> Entries:
     return [(int(k), float(v)) for v, k in zip(best.values, best.indices, strict=True) if v > 0]
 
 
-def nearest_patches(seen: SiteView, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
+def nearest_patches(view: SiteView, images: Tensor, *, templates: int = 8, patches: int = 6) -> list[Template]:
     """For the most frequent labels: the nearest pixels, one per image, as patches that are three feature-map pixels wide."""
-    parts = [ASSIGN[part.supervision.kind](part) for part in seen.parts()]
+    parts = [ASSIGN[part.supervision.kind](part) for part in view.parts()]
     label, distance = torch.cat([one for one, _ in parts]), torch.cat([far for _, far in parts])
     found = []
     for k, count in Counter(label.flatten().tolist()).most_common(templates):

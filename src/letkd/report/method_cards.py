@@ -10,6 +10,7 @@ from letkd.errors import UnsupportedPair
 from letkd.methods import METHODS
 from letkd.models import create_model
 from letkd.recipes import Recipe, list_methods, resolve
+from letkd.recipes.tables import leaves
 from letkd.supervision import ConvSupervision
 from letkd.supervision.kmeans import soft_assign
 from letkd.supervision.subclass import transition_scores
@@ -86,21 +87,13 @@ def _on_the_pair(recipe: Recipe) -> tuple[str, str]:
 
 
 def _defaults(recipe: Recipe) -> str:
-    values = [f"{'.'.join(path)}={_short(value)}" for path, value in _leaves(recipe.methods)]
+    values = [f"{'.'.join(path)}={_short(value)}" for path, value in leaves(recipe.methods)]
     values += [f"weight of {name} {weight:g}" for name, weight in recipe.weights.items()]
     values += [
         f"first {phase.epochs} epochs with {', '.join(f'{k} {v:g}' for k, v in phase.weights.items())}"
         for phase in recipe.phases
     ]
     return ", ".join(values) or "–"
-
-
-def _leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from letkd.data.loader import eval_batch, normalise
 from letkd.distiller import Distiller
 from letkd.distiller.facts import facts_from
 from letkd.distiller.student import load_student, read_header
-from letkd.distiller.teacher_input import SeenTeacher
+from letkd.distiller.teacher_input import AdaptedTeacher
 from letkd.errors import LetkdError, RunError
 from letkd.models import list_models
 from letkd.models.cost import macs
@@ -87,7 +87,7 @@ class RunOpener:
         if run.recipe.teacher is None or run.recipe.teacher.weights is None:
             raise RunError(f"{run.path} had no teacher")
         self._must_be_known(run, run.recipe.teacher.model)
-        return SeenTeacher(*build_teacher(run.recipe.teacher, self.data(run))).eval()
+        return AdaptedTeacher(*build_teacher(run.recipe.teacher, self.data(run))).eval()
 
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the exported student for one image."""

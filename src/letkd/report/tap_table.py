@@ -6,7 +6,7 @@ import torch
 from rich.text import Text
 from torch import nn
 
-from letkd.taps import Ran, Tap, as_taps, trace
+from letkd.taps import ModuleRun, Tap, as_taps, trace
 from letkd.taps.find import proposals
 
 SITES = ("penultimate", "intermediate")
@@ -23,7 +23,7 @@ class NetworkTaps:
     """
 
     image: tuple[int, ...]
-    ran: list[Ran]
+    ran: list[ModuleRun]
     proposed: dict[str, Tap]
     own: bool
     trouble: str = ""
@@ -64,7 +64,7 @@ def as_rich(found: NetworkTaps, title: str) -> Text:
     return text
 
 
-def outputs(item: Ran) -> str:
+def outputs(item: ModuleRun) -> str:
     """Shapes of the outputs of a module's calls."""
     if not item.shapes:
         return "–"
@@ -72,7 +72,7 @@ def outputs(item: Ran) -> str:
     return ", ".join(dict.fromkeys(shown))
 
 
-def remarks(item: Ran) -> list[str]:
+def remarks(item: ModuleRun) -> list[str]:
     """Reasons why a module cannot have a tap."""
     found = []
     if not item.shapes:

@@ -18,7 +18,7 @@ from letkd.report.features import Way
 from letkd.report.opened import RunOpener
 from letkd.report.page import ReportFiles, Section, paragraph, render, text
 from letkd.report.pair_tables import by_pair
-from letkd.report.search import INTRODUCTION, search_section
+from letkd.report.search_section import INTRODUCTION, search_section
 from letkd.runs.grid import Cell, Grid, as_html
 from letkd.runs.results import mean_std
 

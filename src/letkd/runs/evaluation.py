@@ -120,7 +120,22 @@ def score(
 
 
 def evaluate(model: nn.Module, loader: Iterable[Batch], *, description: str = "evaluating") -> Accuracy:
-    """Only the accuracy; see `score`."""
+    """Accuracy of a classifier on all images of a loader, in eval mode; the model is not changed.
+
+    Args:
+        model: returns logits [b C]. Images are moved to its device.
+        loader: yields normalised images with labels, as `(x, y)` or `letkd.Batch`.
+        description: of the progress bar.
+
+    Examples:
+        >>> class Brightness(nn.Module):
+        ...     def forward(self, x):
+        ...         mean = x.mean(dim=(1, 2, 3))
+        ...         return torch.stack([-mean, mean], dim=1)
+        >>> dark, bright = -torch.ones(2, 3, 8, 8), torch.ones(2, 3, 8, 8)
+        >>> evaluate(Brightness(), [(torch.cat([dark, bright]), torch.tensor([0, 0, 1, 0]))]).top1
+        75.0
+    """
     return score(model, loader, description=description)[0]
 
 

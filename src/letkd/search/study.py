@@ -24,7 +24,7 @@ from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_markdown
 from letkd.runs.records import Result
 from letkd.runs.results import mean_std
-from letkd.runs.study import SHOWN, TRIALS, Record, Study, lock_of, rows_of, write_study
+from letkd.runs.study_file import SHOWN, TRIALS, Record, Study, lock_of, rows_of, write_study
 from letkd.search.space import Range, check_keys
 from letkd.search.storage import SearchError, need_optuna, open_storage, storage_errors
 from letkd.training.launchers import Launcher

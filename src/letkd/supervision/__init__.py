@@ -1,4 +1,4 @@
-"""What is fitted to a teacher offline: three supervisions that give per-pixel labels, and the class tree of TDD and memory of CRD."""
+"""What is fitted to a teacher offline: three supervisions, which compute per-pixel labels, the class trees of TDD and the banks of CRD."""
 
 from letkd.supervision.base import Supervision
 from letkd.supervision.conv3x3 import ConvSupervision

@@ -1,6 +1,6 @@
-"""Fitted supervisions on disk: safetensors with the fingerprint of all they depend on, reused only when it matches.
+"""Fitted supervisions on disk: safetensors files with a fingerprint of everything they depend on, reused only if it matches.
 
-The fingerprint is part of the file's name, so that runs with different settings, teachers or data share one folder.
+The fingerprint is part of the file's name, so that runs with different settings, teachers or data can share one folder.
 """
 
 import glob
@@ -37,7 +37,7 @@ class Origin:
 
 
 def path_of(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
-    """The file of a site, always directly in `folder`: characters of the site's name that a plain file name lacks become dashes."""
+    """The file of a site, always directly in `folder`: special characters in the site's name become dashes."""
     digest = hashlib.sha256(json.dumps(asdict(origin), sort_keys=True).encode()).hexdigest()
     return folder / f"{_stem(part, site)}.{digest[:12]}.safetensors"
 
@@ -48,7 +48,7 @@ def _stem(part: Fitted, site: str) -> str:
 
 
 def save_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
-    """Write the buffers and their origin; the file appears whole or not at all."""
+    """Write the buffers and their origin, atomically."""
     path = path_of(part, folder, site, origin)
     buffers = {name: getattr(part, name).detach().cpu().contiguous() for name in part.fitted_buffers}
     report = json.dumps(part.report_)
@@ -58,9 +58,9 @@ def save_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
 
 
 def load_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> bool:
-    """Load the fitted buffers if the folder has them for this origin; otherwise say what differs and return False.
+    """Load the fitted buffers if the folder has them for this origin; otherwise log what differs and return False.
 
-    Files without a fingerprint in their name, as earlier versions wrote them, are read as well.
+    Files of earlier versions, without a fingerprint in their name, are read as well.
     """
     stem = _stem(part, site)
     own, old = path_of(part, folder, site, origin), folder / f"{stem}.safetensors"
@@ -71,7 +71,7 @@ def load_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> bool:
     differences = [changed for path in others if (changed := _differences(path, origin))]
     if differences and not own.exists():
         what = ", ".join(min(differences, key=len))
-        say(f"{folder}: fits at {site} exist for other {what}; fitting for this one, kept beside them")
+        say(f"{folder}: the fits at {site} differ in {what}; fitting again, next to them")
     return False
 
 
@@ -79,7 +79,7 @@ def _load(part: Fitted, path: Path, origin: Origin) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            buffers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no dict
+            buffers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is not a dict
     except (SafetensorError, OSError) as error:
         say(f"{path}: not readable ({error}); refitting")
         return False
@@ -87,9 +87,9 @@ def _load(part: Fitted, path: Path, origin: Origin) -> bool:
     if metadata.get("format") != FORMAT or set(buffers) != set(part.fitted_buffers):
         changed = ["format"]
     elif metadata.get("sha256") != checksum(buffers, metadata.get("report", "")):
-        changed = ["content (its checksum differs)"]
+        changed = ["content (checksum)"]
     if changed:
-        say(f"{path}: made for other {', '.join(changed)}; refitting")
+        say(f"{path}: differs in {', '.join(changed)}; refitting")
         return False
     for name, value in buffers.items():
         setattr(part, name, value.to(part._at.device))

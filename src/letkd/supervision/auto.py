@@ -9,14 +9,14 @@ from torch import Tensor
 from letkd.errors import FitError
 
 PER_CLASS = 41  # the paper's 4096 centres for 100 classes
-PIXELS_PER_CENTRE = 64  # fewer leave centres that hardly any pixel belongs to
+PIXELS_PER_CENTRE = 64  # with fewer, some centres have almost no pixels
 
 
 def auto_K(pixels: int, C: int) -> tuple[int, str]:
-    """K for so many pixels and classes, and the reason in words.
+    """K for these numbers of pixels and classes, and the reason as text.
 
-    K = min(2^round(log2(41 C)), 2^floor(log2(pixels / 64))), at least 2: the paper's 4096 centres for 100 classes in proportion to
-    the classes, and at least 64 pixels per centre.
+    K = min(2^round(log2(41 C)), 2^floor(log2(pixels / 64))), at least 2: the paper's 4096 centres for 100 classes, scaled
+    to the number of classes, and at least 64 pixels per centre.
     """
     by_pixels = 2 ** max(1, math.floor(math.log2(max(2, pixels / PIXELS_PER_CENTRE))))
     if C < 1:
@@ -28,7 +28,7 @@ def auto_K(pixels: int, C: int) -> tuple[int, str]:
 
 
 def mean_perplexity(d: Float[Tensor, "n K"], tau: float) -> float:
-    """Mean over pixels of exp(H(p_T)), p_T = softmax(−τ d): how many labels a pixel has in effect, from 1 to K."""
+    """Mean over pixels of exp(H(p_T)), p_T = softmax(−τ d): the effective number of labels per pixel, from 1 to K."""
     total = 0.0
     for rows in d.split(1024):
         shifted = tau * (rows - rows.amin(dim=1, keepdim=True)).double()
@@ -39,16 +39,16 @@ def mean_perplexity(d: Float[Tensor, "n K"], tau: float) -> float:
 
 
 def tau_for(d: Float[Tensor, "n K"], target: float, where: str) -> float:
-    """τ with `mean_perplexity(d, τ)` = target, by bisection of log τ; the perplexity falls as τ rises, as in t-SNE.
+    """τ with `mean_perplexity(d, τ)` = target, by bisection on log τ, as in t-SNE; the perplexity decreases with τ.
 
     Args:
         d: squared distances from pixels to centres, up to a constant per pixel.
-        where: the site, for the error.
+        where: the site, for error messages.
     """
     K = d.shape[1]
     if not 1 < target < K:
         raise FitError(
-            f'tau = "auto" at {where!r} asks for a mean perplexity of {target:g}, and with K={K} it is above 1 and below {K}; '
+            f'tau = "auto" at {where!r} needs a mean perplexity of {target:g}, but with K={K} it must be above 1 and below {K}; '
             "choose another perplexity or K"
         )
     start = -math.log(max(float((d - d.amin(dim=1, keepdim=True)).double().mean()), 1e-30))

@@ -15,9 +15,14 @@ class ConvSupervision(Supervision):
     """p_T is the soft-maxed output of the 3x3 convolution in the teacher's block at the site; nothing is fitted.
 
     Args:
-        tau: multiplies the activations. The paper mentions none, so 1.
+        tau: multiplies the activations. Default: 1, because the paper mentions no temperature.
 
-    It reads the role `<site>.conv3x3`: the raw output, before BN, of the block's 3x3 convolution. K is its channel count.
+    It reads the role `<site>.conv3x3`: the raw output, before BN, of the block's 3x3 convolution. K is its number of channels.
+
+    Examples:
+        >>> f_T, y = torch.randn(4, 8, 6, 6), torch.zeros(4, dtype=torch.int64)
+        >>> ConvSupervision(tau=0.5).p_T(f_T, y).shape
+        torch.Size([4, 8, 6, 6])
     """
 
     kind: ClassVar[str] = "conv3x3"
@@ -34,7 +39,7 @@ class ConvSupervision(Supervision):
 
     def num_labels(self) -> int:
         if self.K is None:
-            raise UnsupportedPair(f"{self} takes its K from the teacher's 3x3 convolution: give it to a Distiller first")
+            raise UnsupportedPair(f"{self} takes K from the teacher's 3x3 convolution; pass it to a Distiller first")
         return self.K
 
     def label_settings(self) -> dict[str, object]:

@@ -21,14 +21,17 @@ from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
 
-PERPLEXITY = 4.0  # of labels that tell more than the nearest centre and less than all of them
-ONE_HOT, UNIFORM = 1.1, 0.75  # perplexities, the second as a share of K, beyond which labels say little
+PERPLEXITY = 4.0  # a value between one-hot and uniform labels
+ONE_HOT, UNIFORM = (
+    1.1,
+    0.75,
+)  # limits of the perplexity, the second as a share of K, beyond which labels carry little information
 
 
 def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: float) -> Float[Tensor, "b K h w"]:
     """p_T(i) = softmax_k(−τ ‖f_i − ρ_k‖²).
 
-    ‖f_i‖² is the same for every k and so cancels in the soft-max: one product and a shift are left of the distances.
+    ‖f_i‖² is the same for every k and cancels in the soft-max, so one product and a shift are enough.
     """
     logits = torch.einsum("bdhw,kd->bkhw", f, (2 * tau) * rho) - tau * (rho * rho).sum(dim=1)[:, None, None]
     return torch.softmax(logits, dim=1)  # section 4.2.1; Alg. 1, online: p_T = softmax(−τ d)
@@ -44,7 +47,7 @@ def largest_entries(
     """
     K, width = len(rho), math.isqrt(len(rho)) // 2 or 1
     blocks = -(-K // width)
-    # −τ‖f_i − ρ_k‖² and what cancels, as one product: (f_i, 1) with (2τρ_k, −τ‖ρ_k‖²). The last block is filled up with −∞.
+    # −τ‖f_i − ρ_k‖², up to what cancels, is one product: (f_i, 1) with (2τρ_k, −τ‖ρ_k‖²). The last block is padded with −∞.
     f, scaled = F.pad(f, (0, 1), value=1.0), torch.cat([(2 * tau) * rho, -tau * (rho * rho).sum(dim=1, keepdim=True)], dim=1)
     logits = f.new_full((min(chunk, len(f)), blocks * width), -torch.inf)
     index, weight, count = [], [], []
@@ -70,7 +73,7 @@ def largest_entries(
 
 
 def _fewer(seen: int) -> int | None:
-    """A power of two that leaves each centre 39 pixels, the least that Faiss does not warn about; None where there is none."""
+    """The largest power of two with at least 39 pixels per centre (with fewer, Faiss warns); None if there is none."""
     return 2 ** int(math.log2(seen / 39)) if seen >= 2 * 39 else None
 
 
@@ -78,25 +81,25 @@ class KMeansSupervision(Supervision):
     """K-means over the pixels of the teacher's maps; p_T is the soft-max of the negative squared distances (Alg. 1).
 
     Args:
-        K: number of centres. Paper uses 4096. "auto": from the number of pixels and classes, as `auto_K` has it.
-        tau: τ, multiplies the squared distances. Paper uses 1 (QUEST used 5). It depends on the scale of the features. "auto": set
-            with the fit, so that the mean perplexity of p_T on the fitted pixels is `perplexity`.
-        perplexity: number of labels that a pixel has in effect; for tau = "auto".
-        least: labels below this share of a pixel's largest are left out of `labels`, which the fused loss reads; `p_T` has them all.
-            The mass that this leaves out is reported with the fit.
-        scale_free: divide τ by the mean squared distance between nearest centres, so that it no longer does.
-        pixels_per_centre: pixels drawn at random for each centre to cluster; "all" for all there are, as the authors do.
-        engine: "faiss" clusters that sample by Lloyd's algorithm; "minibatch" lets every pixel of the stream move the centres once
-            (scikit-learn), in the memory of one mini-batch. What it gives depends on the order of the images, and one process must
-            see them all.
+        K: number of centres. Paper: 4096. "auto": computed from the numbers of pixels and classes by `auto_K`.
+        tau: τ, multiplies the squared distances. Paper: 1 (QUEST: 5). A good value depends on the scale of the features. "auto":
+            chosen by the fit, so that the mean perplexity of p_T on the fitted pixels is `perplexity`.
+        perplexity: effective number of labels per pixel; for tau = "auto".
+        least: labels below this share of a pixel's largest are left out of `labels`, which the fused loss reads; `p_T` contains all
+            labels. The fit reports the dropped mass.
+        scale_free: divide τ by the mean squared distance between nearest centres, so that it does not depend on the scale.
+        pixels_per_centre: size of the random sample that is clustered, per centre; "all": all pixels, as in the authors' code.
+        engine: "faiss" clusters the sample by Lloyd's algorithm; with "minibatch" every pixel of the stream updates the centres once
+            (scikit-learn), in the memory of one mini-batch. The result then depends on the order of the images, and one process
+            must see all of them.
         iterations: of Lloyd's algorithm. The authors use 20.
-        seed: of the sample and of the start.
+        seed: of the sample and of the initial centres.
 
-    The centres are `rho_ [K d]`; `nearest_` is the mean squared distance from a centre to the next one; `tau_`, with tau = "auto",
-    is τ.
+    The centres are `rho_ [K d]`; `nearest_` is the mean squared distance from a centre to its nearest neighbour; `tau_` is
+    τ, if tau = "auto".
 
     Examples:
-        >>> f_T, y = torch.randn(4, 8, 6, 6), torch.tensor([0, 1, 0, 1])  # the teacher's maps, and labels that K-means ignores
+        >>> f_T, y = torch.randn(4, 8, 6, 6), torch.tensor([0, 1, 0, 1])  # the teacher's maps, and labels, which K-means ignores
         >>> supervision = KMeansSupervision(K=5).fit([(f_T, y)])
         >>> supervision.rho_.shape
         torch.Size([5, 8])
@@ -128,26 +131,26 @@ class KMeansSupervision(Supervision):
             self.fitted_buffers = ("rho_", "nearest_", "tau_")  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__()
         if tau == "auto" and scale_free:
-            raise FitError('K-means with tau="auto" and scale_free=True: τ is set from the distances already; drop scale_free')
-        self.K = 0 if K == "auto" else K  # 0: chosen when it is bound to a site
+            raise FitError(
+                'K-means with tau="auto" and scale_free=True: the fit already sets τ from the distances; omit scale_free'
+            )
+        self.K = 0 if K == "auto" else K  # 0: chosen by `bind`
         self.tau = math.nan if tau == "auto" else float(tau)
         self.perplexity, self.least, self.scale_free = float(perplexity), float(least), scale_free
         self.pixels_per_centre, self.iterations, self.seed = pixels_per_centre, iterations, seed
         if engine not in ("faiss", "minibatch"):
-            raise FitError(f"K-means with engine={engine!r}: there are 'faiss' and 'minibatch'")
+            raise FitError(f"K-means with engine={engine!r}: choose 'faiss' or 'minibatch'")
         self.engine = engine
         self._reservoir: Reservoir | None = None
         self._minibatches: MiniBatches | None = None
-        self._auto_tau: tuple[Tensor, float] | None = (
-            None  # the buffer and its value: reading it at every step would wait for a GPU
-        )
+        self._auto_tau: tuple[Tensor, float] | None = None  # the buffer and its value: reading a buffer on a GPU synchronises
 
     def bind(self, where: str, *, d: int, C: int) -> None:
         super().bind(where, d=d, C=C)
         if not self.K:
             if self.pixels is None:
                 raise FitError(
-                    f'K = "auto" at {where!r} needs the number of training images: Distiller(…, images=len(dataset)), or set K'
+                    f'K = "auto" at {where!r} needs the number of training images; pass Distiller(…, images=len(dataset)), or set K'
                 )
             self.K, reason = auto_K(self.pixels, C)
             say(f"K = {self.K} at {where}: {reason}")
@@ -178,10 +181,10 @@ class KMeansSupervision(Supervision):
     def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
         self._check_map(f_T)
         if not self.K:
-            raise FitError('K = "auto" is chosen by a Distiller, which knows the pixels and classes; set K')
+            raise FitError('K = "auto" works only in a Distiller, which knows the numbers of pixels and classes; set K')
         if self._reservoir is None:
             wanted = self.pixels_per_centre
-            few = 4096 if self.engine == "minibatch" else None  # for the report alone
+            few = 4096 if self.engine == "minibatch" else None  # only for the report
             self._reservoir = Reservoir(few or (self.K * wanted if isinstance(wanted, int) else 2**62), seed=self.seed)
             self._minibatches = MiniBatches(self.K, seed=self.seed) if few else None
         if self._minibatches is not None:
@@ -191,7 +194,7 @@ class KMeansSupervision(Supervision):
     def gather(self) -> None:
         if self.engine == "minibatch" and is_distributed():
             raise FitError(
-                f"K-means at {self.where!r} by mini-batches cannot be shared by several processes; fit it in one (`letkd fit`) first"
+                f"K-means at {self.where!r} by mini-batches does not work in several processes; fit it in one process first (`letkd fit`)"
             )
         self._reservoir = Reservoir.of_all(self._reservoir)
 
@@ -199,7 +202,7 @@ class KMeansSupervision(Supervision):
         seen = 0 if self._reservoir is None else int(self._reservoir.seen.sum())
         if self._reservoir is None or seen < self.K:
             raise FitError(
-                f"K-means at {self.where!r} wants K={self.K} centres and saw {seen} pixels; choose a smaller K"
+                f"K-means at {self.where!r} needs at least K={self.K} pixels but got {seen}; choose a smaller K"
                 f"{f', such as {few}' if (few := _fewer(seen)) else ''}, or more images"
             )
         F, _ = self._reservoir.sample()  # Alg. 1, offline: F, the teacher's pixels  [n d]
@@ -214,12 +217,12 @@ class KMeansSupervision(Supervision):
         nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
         if not nearest > 0:
             raise FitError(
-                f"the teacher's maps at {self.where!r} hold fewer than K={self.K} different pixels ({len(F.unique(dim=0))} of "
+                f"the teacher's maps at {self.where!r} contain fewer than K={self.K} different pixels ({len(F.unique(dim=0))} of "
                 f"{len(F)}); choose another tap or a smaller K"
             )
         self.rho_, self.nearest_ = rho, nearest.float()
         some = F[:: max(1, len(F) // 4096)]
-        d = (rho * rho).sum(dim=1) - 2 * some @ rho.T  # squared distances less ‖f_i‖²  [n K]
+        d = (rho * rho).sum(dim=1) - 2 * some @ rho.T  # squared distances minus ‖f_i‖²  [n K]
         if math.isnan(self.tau):
             self.tau_ = torch.tensor(tau_for(d, self.perplexity, self.where), dtype=torch.float64)
         some = some.T[None, :, None]  # [1 d 1 n]
@@ -232,19 +235,19 @@ class KMeansSupervision(Supervision):
             "pixels clustered": seen if self.engine == "minibatch" else len(F),
             f"mean of largest label at tau {tau if math.isnan(self.tau) else self.tau:.4g}": float(peak.mean()),
             "mean perplexity": mean_perplexity(d, tau),
-            f"labels a pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
-            "mass of the others": float((p_T * ~kept).sum(dim=1).mean()),
+            f"labels per pixel above {self.least:g} of it": float(kept.sum(dim=1).double().mean()),
+            "mass of the other labels": float((p_T * ~kept).sum(dim=1).mean()),
         }
         self._warn(d)
 
     def _warn(self, d: Float[Tensor, "n K"]) -> None:
-        """Say so if the labels are nearly one-hot or nearly uniform, with a τ that would give some between."""
+        """Log a warning if the labels are nearly one-hot or nearly uniform, with a better τ."""
         found = self.report_["mean perplexity"]
         kind = "one-hot" if found < ONE_HOT else "uniform" if found > UNIFORM * self.K else ""
         if self.K < 2 or not kind or math.isnan(self.tau):
             return
         wanted, advice = min(PERPLEXITY, self.K / 2), ""
-        with suppress(FitError):  # no τ gives it
+        with suppress(FitError):  # no τ gives this perplexity
             tau = tau_for(d[:: max(1, len(d) // 512)], wanted, self.where)
             advice = f"; tau = {tau * (self.nearest_.item() if self.scale_free else 1):.3g} would give about {wanted:g}"
         say(
@@ -254,7 +257,7 @@ class KMeansSupervision(Supervision):
 
     def p_T(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Float[Tensor, "b K h w"]:
         tau = self._tau(f_T)
-        with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
+        with torch.autocast(f_T.device.type, enabled=False):  # bf16 rounding is larger than the differences between centres
             return soft_assign(f_T.to(self.rho_.dtype), self.rho_, tau)
 
     def labels(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Labels:

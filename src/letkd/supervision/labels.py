@@ -1,4 +1,4 @@
-"""p_T of all pixels without its zeros: what the loss needs of it is a mixture of templates and an entropy."""
+"""Compact forms of p_T. The loss needs only two things from it: a mixture of templates and an entropy."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from letkd.layer.fused import full_precision, unit_rows
 
 @dataclass(frozen=True)
 class Rows:
-    """p_T as it is, a row for every pixel: where K is small or the labels are broad."""
+    """p_T itself, a row per pixel; used if K is small or the labels are broad."""
 
     p: Float[Tensor, "n K"]
 
@@ -30,7 +30,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Entries:
-    """p_T by its largest entries, pixel after pixel: those of pixel i begin at `start[i]`; they sum to one."""
+    """The largest entries of p_T, pixel after pixel: those of pixel i begin at `start[i]` and sum to one."""
 
     index: Int[Tensor, "e"]
     prob: Float[Tensor, "e"]
@@ -51,7 +51,7 @@ class Entries:
         return p
 
     def count(self) -> Int[Tensor, "n"]:
-        """How many entries each pixel has."""
+        """Number of entries per pixel."""
         return torch.cat([self.start[1:], self.start.new_tensor([len(self.index)])]) - self.start
 
     def _pixel(self) -> Int[Tensor, "e"]:
@@ -60,13 +60,13 @@ class Entries:
 
 @dataclass(frozen=True)
 class Table:
-    """p_T by a table of rows that many pixels share: pixel i has row `at[i]`."""
+    """p_T as rows of a table that pixels share: pixel i has row `at[i]`."""
 
     rows: Float[Tensor, "M K"]
     at: Int[Tensor, "n"]
 
     def mix(self, W: Float[Tensor, "K d"]) -> Float[Tensor, "n d"]:
-        """Σ_k p_T(i)_k w_k for every pixel i: one product with the table, whatever the number of pixels."""
+        """Σ_k p_T(i)_k w_k for every pixel i: one product with the table, for any number of pixels."""
         return F.embedding(self.at, self.rows.to(W.dtype) @ W)
 
     def negative_entropy(self) -> Float[Tensor, "n"]:
@@ -109,7 +109,7 @@ def label_kl(
     log_Z: Float[Tensor, "n"],
     images: Int[Tensor, "m"] | None = None,
 ) -> Float[Tensor, ""]:
-    """KL(p_T ‖ softmax(a)), averaged over all pixels of the batch, as `functional.pixel_kl` gives it.
+    """KL(p_T ‖ softmax(a)), averaged over all pixels of the batch; the same value as `functional.pixel_kl`.
 
         1/n Σ_i (Σ_k p_T(i)_k log p_T(i)_k − x_iᵀ Σ_k p_T(i)_k w_k + log Z_i)
 
@@ -117,7 +117,7 @@ def label_kl(
         x: the student's map, as the templates see it.
         omega: kernels of unit length times their scale.
         log_Z: log Σ_k exp a_{k|i} of every pixel, from `letkd.layer.fused`.
-        images: positions of the images whose pixels count; all if omitted.
+        images: positions of the images to average over; default: all.
     """
     with torch.autocast(x.device.type, enabled=False):
         matched = (unit_rows(x) * labels.mix(full_precision(omega).flatten(1))).sum(dim=1)

@@ -20,7 +20,7 @@ SUPERVISIONS: Registry[type[Supervision]] = Registry("supervisions", "a supervis
 
 
 def register_supervision(cls: Class) -> Class:
-    """Make a supervision known by its `kind`, for the table `supervision` of a site in a recipe. Usable as a decorator.
+    """Register a supervision by its `kind`, for the `supervision` table of a site in a recipe. Usable as a decorator.
 
     Examples:
         >>> @register_supervision

@@ -1,4 +1,4 @@
-"""Fits that several processes share."""
+"""Fits in several processes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from letkd.supervision.fitted import Fitted
 
 
 def finish_of_all(part: Fitted) -> None:
-    """From pixels to labels: by the first process, for all of them."""
+    """Finish a fit: the first process computes the buffers and sends them to the others."""
     if not is_distributed():
         return part.finish()
     part.gather()
@@ -22,7 +22,7 @@ def finish_of_all(part: Fitted) -> None:
     fitted, part.report_ = from_first((fitted, part.report_))
     if isinstance(fitted, LetkdError):
         raise fitted
-    part.reset()  # in the first process, too: all end in the same state, down to what is worked out later
+    part.reset()  # in the first process, too, so that all processes have the same state
     for name, value in fitted.items():
         setattr(part, name, value)
     return None

@@ -1,4 +1,4 @@
-"""Streaming statistics behind the supervisions: a uniform reservoir of pixels, K-means, and LDA from class moments."""
+"""Streaming statistics for the supervisions: a uniform reservoir of pixels, K-means, and LDA from class moments."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from letkd.distributed.processes import is_distributed, objects_of_all, rank
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 64-bit integer hash (splitmix's finaliser: xor-shift, multiply), so that priorities look drawn at random."""
+    """A 64-bit integer hash (splitmix's finaliser: xor-shift, multiply), which makes priorities look random."""
 
     def xor_shift(v: Tensor, by: int) -> Tensor:
         return v ^ ((v >> by) & ((1 << (64 - by)) - 1))
@@ -25,8 +25,8 @@ def _mix(x: Tensor) -> Tensor:
 class Reservoir:
     """A uniform sample of pixels, at most `capacity` of each group, in bounded memory.
 
-    Each pixel has a priority that hashes its name (image, position, seed); those of lowest priority stay. So the sample is
-    uniform, does not depend on the order in which images come, and samples of two streams merge into that of their union.
+    Each pixel has a priority, a hash of its name (image, position, seed); the pixels with the lowest priorities are kept. So the sample
+    is uniform, does not depend on the order of the images, and samples of two streams can be merged into the sample of their union.
     """
 
     def __init__(self, capacity: int, *, groups: int = 1, seed: int = 0):
@@ -69,7 +69,7 @@ class Reservoir:
         self._rows = len(rows)
 
     def _taken(self, order: Tensor, n: int) -> Tensor:
-        """The kept rows in this order, out of n; each part is let go as soon as it is copied, so that they are held once."""
+        """The kept rows in this order, out of n; each part is released once copied, so that rows are never in memory twice."""
         place = torch.full((n,), -1)
         place[order] = torch.arange(len(order))
         rows = self._kept[0][3].new_empty(len(order), *self._kept[0][3].shape[1:])
@@ -81,32 +81,32 @@ class Reservoir:
 
     @classmethod
     def of_all(cls, own: "Reservoir | None") -> "Reservoir | None":
-        """The reservoir of all processes' pixels, from each one's own; None if no process saw any.
+        """The reservoir of all processes' pixels, from the reservoir of each; None if no process saw any.
 
-        The processes exchange the names first, 24 bytes per pixel, then only the pixels that are kept.
+        The processes first exchange names, 24 bytes per pixel, then only the pixels that are kept.
         """
         if not is_distributed():
             return own
         if own is not None and own._kept:
             own._compact()
-        held = own._kept[0] if own is not None and own._kept else None
+        kept = own._kept[0] if own is not None and own._kept else None
         frames = objects_of_all(None if own is None else (own.capacity, own.groups, own.seed, own.seen))
-        names = objects_of_all(None if held is None else held[:3])
+        names = objects_of_all(None if kept is None else kept[:3])
         if not any(frame is not None for frame in frames):
             return None
         capacity, groups, seed, _ = next(frame for frame in frames if frame is not None)
         merged = cls(capacity, groups=groups, seed=seed)
         merged.seen = torch.stack([frame[3] for frame in frames if frame is not None]).sum(dim=0)
-        owners = [torch.stack([torch.full_like(part[0], r), torch.arange(len(part[0]))], dim=1) for r, part in _there(names)]
-        merged._kept = [(*part, owner) for (_, part), owner in zip(_there(names), owners, strict=True)]
+        owners = [torch.stack([torch.full_like(part[0], r), torch.arange(len(part[0]))], dim=1) for r, part in _present(names)]
+        merged._kept = [(*part, owner) for (_, part), owner in zip(_present(names), owners, strict=True)]
         if not merged._kept:
             return merged
         merged._compact()
         group, priority, name, owner = merged._kept[0]
         mine = owner[owner[:, 0] == rank(), 1]
-        rows = objects_of_all(None if held is None else held[3][mine])
-        sent = torch.cat([part for _, part in _there(rows)])
-        # What rank r sent lies in the order in which its pixels stand in the merged reservoir.
+        rows = objects_of_all(None if kept is None else kept[3][mine])
+        sent = torch.cat([part for _, part in _present(rows)])
+        # The pixels of rank r are sent in the order that they have in the merged reservoir.
         order = torch.argsort(owner[:, 0], stable=True)
         merged._kept = [(group, priority, name, torch.empty_like(sent).index_copy_(0, order, sent))]
         merged._rows = len(sent)
@@ -122,13 +122,13 @@ class Reservoir:
         return rows[order], group[order]
 
 
-def _there(parts: list[Any]) -> list[tuple[int, Any]]:
-    """The parts that are there, each with its rank."""
+def _present(parts: list[Any]) -> list[tuple[int, Any]]:
+    """The parts that are not None, each with its rank."""
     return [(r, part) for r, part in enumerate(parts) if part is not None]
 
 
 def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int = 0) -> Float[Tensor, "K d"]:
-    """K centres of the rows by Lloyd's iterations from a random start (faiss, as the authors do); all rows are used."""
+    """K centres of the rows by Lloyd's algorithm from random initial centres (faiss, as in the authors' code); all rows are used."""
     import faiss
 
     engine = faiss.Kmeans(
@@ -144,9 +144,9 @@ def kmeans(f: Float[Tensor, "n d"], K: int, *, iterations: int = 20, seed: int =
 
 
 class MiniBatches:
-    """K centres of a stream by mini-batch K-means: each mini-batch moves them once and is forgotten, whatever the stream's length.
+    """K centres of a stream by mini-batch K-means: each mini-batch updates them once and is discarded.
 
-    The centres depend on the order of the stream; the same order and seed give the same ones.
+    The centres depend on the order of the stream; the same order and seed give the same centres.
     """
 
     def __init__(self, K: int, *, size: int = 16384, seed: int = 0):
@@ -166,7 +166,7 @@ class MiniBatches:
         return torch.cat(self._waiting)
 
     def finish(self) -> Float[Tensor, "K d"]:
-        """The centres, moved by what is left as well; where that is the whole stream, it must have K pixels or more."""
+        """The centres, after an update with the remaining pixels. The stream must have at least K pixels."""
         if self._waiting:
             self._engine.partial_fit(self._rows().numpy())
             self._waiting = []
@@ -174,14 +174,14 @@ class MiniBatches:
 
 
 def nearest_centre(f: Float[Tensor, "n d"], centres: Float[Tensor, "K d"], *, chunk: int = 4096) -> Int[Tensor, "n"]:
-    """The centre nearest to each row, by squared distance; rows in chunks, so that no [n K] tensor is held."""
+    """The centre nearest to each row, by squared distance; computed in chunks of rows, without an [n K] tensor."""
     half_norm = 0.5 * (centres * centres).sum(dim=1)
     with torch.autocast(f.device.type, enabled=False):
         return torch.cat([(rows @ centres.T - half_norm).argmax(dim=1) for rows in f.split(chunk)])
 
 
 class LDA(NamedTuple):
-    """A fitted discriminant transform z = W f + b: unit within-class covariance, components by discriminating power."""
+    """A fitted discriminant transform z = W f + b: unit within-class covariance, components ordered by discriminating power."""
 
     W: Float[Tensor, "r d"]
     b: Float[Tensor, "r"]
@@ -209,7 +209,7 @@ class ClassMoments:
 
     @classmethod
     def of_all(cls, own: "ClassMoments | None") -> "ClassMoments | None":
-        """The moments of all processes' pixels, from each one's own."""
+        """The moments of all processes' pixels, from the moments of each."""
         parts = [part for part in objects_of_all(own) if part is not None]
         if not parts:
             return None
@@ -222,7 +222,7 @@ class ClassMoments:
         xbar = self.sums.sum(dim=0) / N
         within = (self.second - (self.sums.T @ mean)) / (N - C).clamp_min(1)  # S_w, pooled within-class covariance
         spread, size = within.diagonal(), self.second.diagonal() / N
-        alive = spread > 1e-10 * size  # what is left of a channel that never varies is rounding
+        alive = spread > 1e-10 * size  # the variance of a constant channel is only rounding error
         std = torch.where(alive, spread, 1.0).sqrt()
         variance, V = torch.linalg.eigh(within / std[:, None] / std * alive * alive[:, None])
         keep = variance > tol**2

@@ -1,4 +1,4 @@
-"""Sub-class decisions: what the teacher can and cannot tell apart at an intermediate layer (section 4.2.2, Alg. 2)."""
+"""Sub-class decisions: which sub-classes the teacher can distinguish at an intermediate layer (section 4.2.2, Alg. 2)."""
 
 from typing import Annotated, ClassVar
 
@@ -18,7 +18,7 @@ from letkd.supervision.stats import ClassMoments, Reservoir, kmeans, nearest_cen
 def transition_scores(i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoothing: float = 0.0) -> Float[Tensor, "M M"]:
     """s_T[i, j] = p(h_2 = j | h_1 = i), estimated by counting; rows sum to one.
 
-    A sub-class that no pixel falls into has no estimate: its row says "itself". `smoothing` is added to every count first.
+    A sub-class without pixels has no estimate: its row is one-hot on itself. `smoothing` is added to every count first.
     """
     counts = torch.bincount(i * M + j, minlength=M * M).reshape(M, M).double() + smoothing
     empty = counts.sum(dim=1) == 0
@@ -27,23 +27,24 @@ def transition_scores(i: Int[Tensor, "n"], j: Int[Tensor, "n"], M: int, *, smoot
 
 
 class SubclassSupervision(Supervision):
-    """Localised fine-grained decisions: LDA, K sub-classes per class, and the table of which sub-class is taken for which (Alg. 2).
+    """Localised fine-grained decisions: LDA, K sub-classes per class, and how often each is mistaken for another (Alg. 2).
 
     Args:
-        K: sub-classes per class, K_inter. Paper uses 8; p_T has K·C labels.
-        r: LDA components kept, at most; never more than C − 1 or the rank. The authors use 60.
-        prototypes_online: look pixels up by their nearest prototype instead of their nearest K-means centre (Alg. 2 has the latter).
-        smoothing: added to every count of s_T. Paper uses 0.
-        pixels_per_class: pixels drawn at random from each class for the clusters, the prototypes and the counts; None for as many
-            as `memory` holds. LDA always uses all pixels.
-        memory: bytes that the drawn pixels may take where `pixels_per_class` does not say; gathering them takes two or
-            three times as much for a moment.
+        K: sub-classes per class, K_inter. Paper: 8. p_T has K·C labels.
+        r: maximum number of LDA components; at most C − 1 and the rank are kept. The authors use 60.
+        prototypes_online: assign pixels to the nearest prototype instead of the nearest K-means centre (Alg. 2 uses centres).
+        smoothing: added to every count of s_T. Paper: 0.
+        pixels_per_class: size of the random sample per class, for clusters, prototypes and counts; None: as many as fit into
+            `memory`. LDA always uses all pixels.
+        memory: largest size of the sample in bytes if `pixels_per_class` is None; drawing it temporarily takes two or three
+            times as much.
         iterations: of Lloyd's algorithm. The authors use 20.
-        seed: of the sample and of the start.
-        unlabelled: the class of an image without a label: "teacher" takes the teacher's prediction, if it predicts the student's
+        seed: of the sample and of the initial centres.
+        unlabelled: for images without a label, "teacher" uses the class that the teacher predicts, if it has the student's
             classes; "skip" leaves the image out of this loss.
+        C: number of classes; set by a Distiller.
 
-    One pass over the teacher's features: LDA comes from streamed moments, the rest from a uniform sample (all pixels, where they fit).
+    One pass over the teacher's features: LDA comes from streamed moments, everything else from a uniform sample (all pixels, if they fit).
     Buffers: `W_lda_ [r d]`, `b_lda_ [r]`, `rho_ [C K r]` centres, `prototypes_ [C K r]`, `s_T_ [CK CK]`.
 
     Examples:
@@ -94,7 +95,7 @@ class SubclassSupervision(Supervision):
 
     def _classes(self) -> int:
         if self.C is None:
-            raise FitError(f"{self} must know the number of classes: pass C=, or give it to a Distiller")
+            raise FitError(f"{self} needs the number of classes; pass C=, or use it in a Distiller")
         return self.C
 
     def num_labels(self) -> int:
@@ -117,7 +118,7 @@ class SubclassSupervision(Supervision):
         C, d = self._classes(), f_T.shape[1]
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= C):
             raise FitError(
-                f"labels at {self.where!r} run from {int(y.min())} to {int(y.max())}; with {C} classes they are 0 to {C - 1}"
+                f"labels at {self.where!r} range from {int(y.min())} to {int(y.max())}, but with {C} classes they must be 0 to {C - 1}"
             )
         if self._moments is None or self._reservoir is None:
             self._moments = ClassMoments.zeros(C, d)
@@ -135,26 +136,24 @@ class SubclassSupervision(Supervision):
         seen = torch.zeros(C) if self._reservoir is None else self._reservoir.seen
         if not seen.any():
             raise FitError(
-                f"sub-classes at {self.where!r} are fitted to images with labels, and none had one; use labels that need none, by K-means "
-                "(letKD-1), or add labelled images"
+                f"sub-classes at {self.where!r} need labelled images, but there are none; use K-means labels (letKD-1), which need no "
+                "labels, or add labelled images"
             )
         short = [f"class {c} has {int(n)}" for c, n in enumerate(seen) if n < self.K or n == 0]
         if self._moments is None or self._reservoir is None or short:
             raise FitError(
                 f"every class needs at least K_inter={self.K} pixels at {self.where!r}, but {', '.join(short[:5])}"
-                f"{f' and {len(short) - 5} more fall short' if len(short) > 5 else ''}; show more images of them or lower K_inter"
+                f"{f' and {len(short) - 5} more classes have too few' if len(short) > 5 else ''}; add images of them or lower K_inter"
             )
         if C < 2:
-            raise FitError(f"LDA at {self.where!r} tells classes apart and there is only one")
+            raise FitError(f"LDA at {self.where!r} needs at least two classes, but there is only one")
         W, b = self._moments.lda(self.r)  # Alg. 2, offline: W_LDA, b_LDA ← LDA(F, Y)
         if not len(W):
-            raise FitError(
-                f"the teacher's maps at {self.where!r} are the same for every class, or constant; choose another tap"
-            )
+            raise FitError(f"the teacher's maps at {self.where!r} are constant or the same for every class; choose another tap")
         F, y = self._reservoir.sample()
         self._moments = self._reservoir = None
-        F_lda = F[:, : len(W)]  # takes the place of F: both would not fit
-        for rows, z in zip(F.split(65536), F_lda.split(65536), strict=True):  # float64 for a part at a time
+        F_lda = F[:, : len(W)]  # overwrites F: both might not fit into memory
+        for rows, z in zip(F.split(65536), F_lda.split(65536), strict=True):  # float64 for one part at a time
             z.copy_(rows.double() @ W.T + b)  # Alg. 2, offline: F_LDA ← Conv1x1(F, W_LDA, b_LDA)  [n r]
         rho = torch.stack(
             [kmeans(F_lda[y == c], self.K, iterations=self.iterations, seed=self.seed) for c in range(C)]
@@ -179,7 +178,7 @@ class SubclassSupervision(Supervision):
         return pixels(f_T.to(self.W_lda_.dtype)) @ self.W_lda_.T + self.b_lda_  # Alg. 2, online: z = LDA(f_T)  [n r]
 
     def h1(self, z: Float[Tensor, "n r"], c: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-        """h_1(z; c): the sub-class of class c whose centre is nearest to z, counted among all C·K."""
+        """h_1(z; c): the sub-class of class c whose centre is nearest to z, as an index into all C·K."""
         centres = self.prototypes_ if self.prototypes_online else self.rho_
         half_norm = 0.5 * (centres * centres).sum(dim=2)  # [C K]
         score = (centres[c] @ z[:, :, None]).squeeze(2) - half_norm[c]  # [n K]
@@ -191,7 +190,7 @@ class SubclassSupervision(Supervision):
 
     def labels(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"]) -> Labels:
         h, w = f_T.shape[-2:]
-        with torch.autocast(f_T.device.type, enabled=False):  # bf16 distances would drown the gaps between centres
+        with torch.autocast(f_T.device.type, enabled=False):  # bf16 rounding is larger than the differences between centres
             k_star = self.h1(self.z(f_T), y.repeat_interleave(h * w))
         return Table(self.s_T_, k_star)  # section 4.2.2; Alg. 2, online: p_T ← s_T(k*)
 
@@ -206,9 +205,9 @@ class SubclassSupervision(Supervision):
 
 
 def _means(f: Float[Tensor, "n d"], group: Int[Tensor, "n"], otherwise: Float[Tensor, "M d"]) -> Float[Tensor, "M d"]:
-    """Mean of the rows of each group; `otherwise` where a group is empty."""
+    """Mean of the rows of each group; `otherwise` if a group is empty."""
     n = torch.bincount(group, minlength=len(otherwise)).double()[:, None]
     sums = torch.zeros(otherwise.shape, dtype=torch.float64)
-    for rows, to in zip(f.split(65536), group.split(65536), strict=True):  # float64 for a part at a time
+    for rows, to in zip(f.split(65536), group.split(65536), strict=True):  # float64 for one part at a time
         sums.index_add_(0, to, rows.double())
     return torch.where(n > 0, sums / n.clamp_min(1), otherwise.double()).to(f.dtype)

@@ -1,4 +1,4 @@
-"""TDD's class tree: which classes the teacher tells apart at a layer, and which it still holds together."""
+"""TDD's class tree: the groups of classes that the teacher distinguishes at a layer."""
 
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from letkd.supervision.stats import Reservoir
 def ward_tree(means: Float[Tensor, "C d"]) -> Float[Tensor, "M 4"]:
     """The binary tree of the classes by Ward's linkage of their means, M = C − 1 merges, in SciPy's form.
 
-    Row m makes node C + m of the nodes in its first two columns; nodes 0 … C − 1 are the classes; the last row makes the root.
+    Row m merges the nodes in its first two columns into node C + m; nodes 0 … C − 1 are the classes; the last row is the root.
     """
     from scipy.cluster.hierarchy import linkage
 
@@ -24,7 +24,7 @@ def ward_tree(means: Float[Tensor, "C d"]) -> Float[Tensor, "M 4"]:
 
 
 def tree_nodes(tree: Float[Tensor, "M 4"], means: Float[Tensor, "C d"]) -> tuple[Float[Tensor, "n d"], Bool[Tensor, "n C"]]:
-    """The mean of every node, which is the plain mean of its two children's, and the classes below it; n = 2 C − 1."""
+    """The mean of every node (the unweighted mean of its two children's means) and the classes below it; n = 2 C − 1."""
     node, below = list(means), list(torch.eye(len(means), dtype=torch.bool))
     for left, right in tree[:, :2].long().tolist():
         node.append((node[left] + node[right]) / 2)
@@ -35,18 +35,18 @@ def tree_nodes(tree: Float[Tensor, "M 4"], means: Float[Tensor, "C d"]) -> tuple
 def knn_purity(
     node: Float[Tensor, "n d"], below: Bool[Tensor, "n C"], f: Float[Tensor, "N d"], y: Int[Tensor, "N"], k: int
 ) -> Float[Tensor, "n"]:
-    """Of the k samples nearest to a node's mean, the share whose class is below the node. Nodes in chunks: no [n N] tensor."""
-    centre = f.mean(dim=0)  # distances do not change, and lose fewer digits
+    """Share of the k samples nearest to a node's mean whose class is below the node; in chunks, without an [n N] tensor."""
+    centre = f.mean(dim=0)  # centring does not change distances, and reduces rounding errors
     f, node = f - centre, node.to(f.dtype) - centre
     half_norm = 0.5 * (f * f).sum(dim=1)
     nearest = torch.cat([(rows @ f.T - half_norm).topk(min(k, len(f)), dim=1).indices for rows in node.split(64)])
-    return below.gather(1, y[nearest]).double().mean(dim=1)  # in float32, 4 of 20 might fall below 0.2
+    return below.gather(1, y[nearest]).double().mean(dim=1)  # float64, because 4/20 in float32 might be below 0.2
 
 
 def cut_tree(tree: Float[Tensor, "M 4"], purity: Float[Tensor, "n"], threshold: float) -> Int[Tensor, "C"]:
-    """The group of every class: from the root down a node is split unless it is a class or its purity is below the threshold.
+    """The group of every class: starting at the root, a node is split unless it is a class or its purity is below the threshold.
 
-    Groups are numbered by the first class in them.
+    Groups are numbered in the order of their first class.
     """
     C = len(tree) + 1
     _, below = tree_nodes(tree, torch.zeros(C, 1))
@@ -62,18 +62,18 @@ def cut_tree(tree: Float[Tensor, "M 4"], purity: Float[Tensor, "n"], threshold: 
 
 
 class ClassTree(Fitted):
-    """Groups of classes at a layer of the teacher: Ward's tree of the class means, split while the nearest samples agree.
+    """Groups of classes at a layer of the teacher: Ward's tree of the class means, split as long as the nearest samples agree.
 
     Args:
-        k: samples nearest to a node's mean that say whether it holds together. The authors use 20.
-        threshold: a node is left whole where fewer than this share of them are its own. The authors use 0.2.
-        memory: bytes the samples may take; if not all pooled features fit, a uniform sample of them is used. The
-            class means always come from all.
-        seed: of that sample. The authors' example has 1029.
-        C: number of classes; a Distiller gives it.
+        k: number of samples nearest to a node's mean from which its purity is computed. The authors use 20.
+        threshold: a node is not split if its purity is below this share. The authors use 0.2.
+        memory: largest size of the samples in bytes; if not all pooled features fit, a uniform sample is used. The
+            class means always use all features.
+        seed: of the sample. The authors' example uses 1029.
+        C: number of classes; set by a Distiller.
 
-    It sees maps and averages each over its pixels. Buffers: `group_ [C]`, numbers 0 … G − 1; `tree_ [C−1 4]`, SciPy's linkage;
-    `purity_ [2C−1]`. The root holds all classes, so its purity is 1 and, for a threshold up to 1, it is always split.
+    Maps are averaged over their pixels. Buffers: `group_ [C]`, numbers 0 … G − 1; `tree_ [C−1 4]`, SciPy's linkage;
+    `purity_ [2C−1]`. The root contains all classes, so its purity is 1 and it is always split.
     """
 
     kind: ClassVar[str] = "tree"
@@ -108,7 +108,7 @@ class ClassTree(Fitted):
         y = y.cpu()
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= C):
             raise FitError(
-                f"labels at {self.where!r} run from {int(y.min())} to {int(y.max())}; with {C} classes they are 0 to {C - 1}"
+                f"labels at {self.where!r} range from {int(y.min())} to {int(y.max())}, but with {C} classes they must be 0 to {C - 1}"
             )
         if self._reservoir is None:
             self._reservoir = Reservoir(max(self.memory // (4 * (d + 1)), 1), seed=self.seed)
@@ -116,13 +116,13 @@ class ClassTree(Fitted):
         pooled = f_T.detach().float().mean(dim=(2, 3)).cpu()
         self._sums.index_add_(0, y, pooled.double())
         self._n += torch.bincount(y, minlength=C)
-        # A sample travels with its label as one more number, exact in float32 up to 2^24.
+        # The label is stored as an additional number of the sample, exact in float32 up to 2^24.
         rows = torch.cat([pooled, y[:, None].float()], dim=1)
         self._reservoir.add(rows[:, :, None, None], torch.zeros_like(y), index)
 
     def gather(self) -> None:
         parts = [(self._sums, self._n)] if self._reservoir is not None else []
-        sums = [part for held in objects_of_all(parts) for part in held]
+        sums = [part for own in objects_of_all(parts) for part in own]
         self._reservoir = Reservoir.of_all(self._reservoir)
         if sums:
             self._sums, self._n = (torch.stack(part).sum(dim=0) for part in zip(*sums, strict=True))
@@ -133,11 +133,11 @@ class ClassTree(Fitted):
         none = [str(c) for c in range(C) if not n[c]]
         if self._reservoir is None or none:
             raise FitError(
-                f"a tree of {C} classes at {self.where!r} needs images of every class, and there are none of class "
-                f"{', '.join(none[:5])}{f' and {len(none) - 5} more' if len(none) > 5 else ''}; show images of them"
+                f"a tree of {C} classes at {self.where!r} needs images of every class, but there are none of class "
+                f"{', '.join(none[:5])}{f' and {len(none) - 5} more' if len(none) > 5 else ''}; add images of them"
             )
         if C < 2:
-            raise FitError(f"a class tree at {self.where!r} tells classes apart and there is only one")
+            raise FitError(f"a class tree at {self.where!r} needs at least two classes, but there is only one")
         means = self._sums / n[:, None]
         samples, _ = self._reservoir.sample()
         self._reservoir = None
@@ -157,7 +157,7 @@ class ClassTree(Fitted):
 
     def _classes(self) -> int:
         if self.C is None:
-            raise FitError(f"{self} must know the number of classes: pass C=, or give it to a Distiller")
+            raise FitError(f"{self} needs the number of classes; pass C=, or use it in a Distiller")
         return self.C
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Places in a network: read there, put a layer there, find the ones that matter."""
+"""Taps: read features inside a network, insert layers, and find suitable modules."""
 
 from letkd.taps.find import find_taps
 from letkd.taps.tap import (
@@ -17,11 +17,11 @@ from letkd.taps.tap import (
     replace_module,
     run_once,
 )
-from letkd.taps.trace import Ran, trace
+from letkd.taps.tracing import ModuleRun, trace
 
 __all__ = [
     "Graft",
-    "Ran",
+    "ModuleRun",
     "Replacement",
     "Tap",
     "Taps",

@@ -1,4 +1,4 @@
-"""The places where methods sit, proposed for a model that has no table of its own."""
+"""Taps proposed for a model without a role table."""
 
 from torch import Tensor, nn
 
@@ -6,21 +6,23 @@ from letkd.errors import TapError
 from letkd.taps.outputs import is_backbone
 from letkd.taps.tap import Tap
 from letkd.taps.token_sites import Place, kind_of, last_blocks, places_in, propose_places
-from letkd.taps.trace import Ran, trace
+from letkd.taps.tracing import ModuleRun, trace
 
 
 def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
-    """Propose `penultimate`, `intermediate`, `stage1` … `stageN` and `pooled` for a model that has no table of its own.
+    """Propose `penultimate`, `intermediate`, `stage1` … `stageN` and `pooled` for a model without a role table.
 
-    penultimate: the last map with more than one pixel, at the shallowest path that gives it. intermediate: the first block of
-    the last stage, i.e. the first of the siblings that all give maps of that size inside the last container; where its layers
-    stand in a row without blocks, as in VGG, the first activation of the row. stage1 … stageN: the last map of each size, N at most
-    4, the last ones. pooled: what the last linear layer is given. Only places count whose features depend on the image and reach the
-    logits, or whatever else the model returns. A proposal to look at, not a promise: a network whose stages are not containers gets no
-    `intermediate`, one whose classifier is no `nn.Linear` no `pooled`.
+    - penultimate: the last map with more than one pixel, at the shortest module path that returns it.
+    - intermediate: the first block of the last stage, that is, the first of the siblings in the last container that return maps of this
+      size; if there are layers instead of blocks, as in VGG, the first activation among them.
+    - stage1 … stageN: the last map of each size, at most the last 4.
+    - pooled: the input of the last linear layer.
 
-    In networks of tokens or with channels last the taps have their layout. penultimate is then the last place whose pixels reach the
-    output; blocks that all have one size, as in a ViT, make four stages of as many blocks.
+    Only modules whose output depends on the image and reaches the model's output are proposed. Check the proposals: a network
+    whose stages are not containers has no `intermediate`, and one whose classifier is not an `nn.Linear` has no `pooled`.
+
+    In networks with tokens or channels-last maps, taps have a layout. penultimate is then the last module whose pixels reach the output;
+    blocks of equal size, as in a ViT, are divided into four stages of equally many blocks.
 
     Examples:
         >>> import torch
@@ -33,7 +35,7 @@ def find_taps(model: nn.Module, example: Tensor) -> dict[str, Tap]:
 
 
 def proposed_taps(model: nn.Module, example: Tensor) -> tuple[dict[str, Tap], str]:
-    """As `find_taps`; for a model without maps what there is without them, and why."""
+    """Like `find_taps`; for a model without maps, the taps that do not need maps, and the reason as text."""
     try:
         ran = trace(model, example)
     except TapError as error:
@@ -41,22 +43,22 @@ def proposed_taps(model: nn.Module, example: Tensor) -> tuple[dict[str, Tap], st
     return proposals(ran, example)
 
 
-def proposals(ran: list[Ran], example: Tensor) -> tuple[dict[str, Tap], str]:
-    """What `proposed_taps` gives, from a trace that was made with `example`."""
+def proposals(ran: list[ModuleRun], example: Tensor) -> tuple[dict[str, Tap], str]:
+    """The result of `proposed_taps`, from a trace made with `example`."""
     try:
         return propose(ran, example), ""
     except TapError as error:
         return _pooled(ran), str(error)
 
 
-def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
-    """What `find_taps` proposes, from a trace that was made with `example`."""
-    # What runs twice cannot be tapped, so it is not proposed.
+def propose(ran: list[ModuleRun], example: Tensor) -> dict[str, Tap]:
+    """The result of `find_taps`, from a trace made with `example`."""
+    # A module that runs twice cannot be tapped, so it is not proposed.
     done = sorted((item for item in ran if len(item.shapes) == 1 and item.path and item.live), key=lambda item: item.order)
     places = places_in(done, ran[0].module, example)
     if not places:
         raise TapError(
-            f"{type(ran[0].module).__name__} gives no map [b d h w], no tokens [b n d] and no channels-last map [b h w d] of more than one "
+            f"{type(ran[0].module).__name__} has no map [b d h w], no tokens [b n d] and no channels-last map [b h w d] of more than one "
             "pixel; name the taps yourself"
         )
     if kind_of(places) is not type(None):
@@ -75,12 +77,12 @@ def propose(ran: list[Ran], example: Tensor) -> dict[str, Tap]:
     return found | stages | _pooled(ran)
 
 
-def _propose_tokens(places: list[Place], ran: list[Ran], example: Tensor) -> dict[str, Tap]:
+def _propose_tokens(places: list[Place], ran: list[ModuleRun], example: Tensor) -> dict[str, Tap]:
     model = ran[0].module
     last, first, stages = propose_places(places, model, example, headless=_is_headless(ran))
     if last is None:
         raise TapError(
-            f"no module of {type(model).__name__} gives tokens or a map that reaches its output; name the taps yourself"
+            f"no module of {type(model).__name__} returns tokens or a map that reaches its output; name the taps yourself"
         )
     found = {"penultimate": last} | ({"intermediate": first} if first else {})
     found |= {f"stage{i}": stage for i, stage in enumerate(stages, start=1)}
@@ -90,7 +92,7 @@ def _propose_tokens(places: list[Place], ran: list[Ran], example: Tensor) -> dic
 def _stages(maps: list[Place], most: int = 4) -> list[Place]:
     """The last map of each size, from the size of the first block on, if there are blocks.
 
-    Maps inside a block that gives another size do not count: they lie before its stride.
+    Maps inside a block that returns another size are not counted: they come before its stride.
     """
     blocks = {found.path: found for found in maps if type(found.module).forward is not nn.Sequential.forward}
     last: dict[tuple[int, ...], Place] = {}
@@ -112,13 +114,13 @@ def _convolutions_in(block: Place, maps: list[Place]) -> int:
 
 
 def _above(path: str) -> list[str]:
-    """The paths of the modules around a module, the outermost first."""
+    """The paths of the modules that contain a module, outermost first."""
     parts = path.split(".")
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _pooled(ran: list[Ran]) -> dict[str, Tap]:
-    """The input of the last linear layer, if that gives the logits; for a backbone without a classifier its last vector."""
+def _pooled(ran: list[ModuleRun]) -> dict[str, Tap]:
+    """The input of the last linear layer, if it computes the logits; for a backbone without a classifier, its last vector."""
     if _is_headless(ran):
         vectors = [item for item in ran if item.path and item.live and [len(shape) for shape in item.shapes] == [2]]
         return {"pooled": Tap(max(vectors, key=lambda item: item.order).path)} if vectors else {}
@@ -132,8 +134,8 @@ def _pooled(ran: list[Ran]) -> dict[str, Tap]:
     return {"pooled": Tap(last.path, io="input")}
 
 
-def _is_headless(ran: list[Ran]) -> bool:
-    """Whether the model returns something else than logits [b C]."""
+def _is_headless(ran: list[ModuleRun]) -> bool:
+    """Whether the model returns something other than logits [b C]."""
     return is_backbone(ran[0].module) or [isinstance(shape, str) or len(shape) != 2 for shape in ran[0].shapes] == [True]
 
 
@@ -144,7 +146,7 @@ def _first_of_last_stage(maps: list[Place], size: tuple[int, ...]) -> Place | No
         is_block = found.path.rpartition(".")[2].isdigit() and any(other.startswith(f"{found.path}.") for other in paths)
         if is_block and found.size == size:
             stages.setdefault(found.path.rpartition(".")[0], []).append(found)
-    # Parts of a block can be numbered, too, and so can stages: of those with several blocks, the outer ones count.
+    # Parts of a block can be numbered, too, and so can stages: among those with several blocks, the outermost are used.
     stages = {parent: blocks for parent, blocks in stages.items() if len(blocks) > 1} or stages
     inner = {
         parent
@@ -158,7 +160,7 @@ def _first_of_last_stage(maps: list[Place], size: tuple[int, ...]) -> Place | No
 
 
 def _first_named(maps: list[Place], size: tuple[int, ...]) -> Place | None:
-    """The first of blocks that are named and numbered, as `s4.b1` in RegNet."""
+    """The first of named and numbered blocks, such as `s4.b1` in RegNet."""
     blocks = last_blocks(maps, size, strided=True)
     return blocks[0] if len(blocks) > 1 and "." in blocks[0].path else None
 

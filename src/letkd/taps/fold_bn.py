@@ -1,4 +1,4 @@
-"""A frozen teacher that does the same in less time: batch normalisation folded into the convolutions before it."""
+"""A faster frozen teacher: batch normalisation folded into the preceding convolutions."""
 
 import copy
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from letkd.taps.tap import Tap, Taps, replace_module, run_once
 
 @torch.no_grad()
 def fold_teacher(teacher: nn.Module, taps: Mapping[str, Tap], example: Tensor) -> nn.Module:
-    """A copy of a teacher in eval mode, each BN that alone reads a convolution folded into it; all `taps` give what they gave.
+    """A copy of a teacher in eval mode, with each BN that is the only reader of a convolution folded into it.
 
     Args:
-        taps: places whose features must stay. A convolution whose own output is read is left as it is.
-        example: one input, to see that copy and teacher agree.
+        taps: their features do not change. A convolution whose own output is tapped is not folded.
+        example: an input, to check that copy and teacher agree.
 
-    `torch.fx` says who reads what. Where it cannot follow the network's code, or the copy does not agree, a line says so and the
-    teacher itself comes back.
+    `torch.fx` shows what reads each output. If it cannot trace the network, or the copy's features differ, a message says so and the
+    teacher itself is returned.
     """
     folded = copy.deepcopy(teacher).eval()
     try:
         pairs = _pairs(folded)
-    except Exception as error:  # any forward may fail under a tracer, in any way
-        say(f"the teacher {type(teacher).__name__} keeps its BN: torch.fx cannot follow it ({str(error).splitlines()[0]})")
+    except Exception as error:  # a forward pass may fail in any way under a tracer
+        say(f"the teacher {type(teacher).__name__} keeps its BN: torch.fx cannot trace it ({str(error).splitlines()[0]})")
         return teacher
     fixed = {tap.path for tap in taps.values() if tap.io == "output"}, {tap.path for tap in taps.values() if tap.io == "input"}
     for conv_path, bn_path in pairs:
         if conv_path not in fixed[0] and bn_path not in fixed[1]:
             fold_bn(folded, conv_path, bn_path)
     if not _agree(teacher, folded, taps, example):
-        say(f"the teacher {type(teacher).__name__} keeps its BN: folded, it does not give the same features")
+        say(f"the teacher {type(teacher).__name__} keeps its BN: its features would change if it were folded")
         return teacher
     return folded
 
@@ -44,8 +44,8 @@ def fold_bn(model: nn.Module, conv_path: str, bn_path: str) -> bool:
 
         BN(w ∗ x) = (γ/σ · w) ∗ x + (β − γ μ/σ)
 
-    Whether it was done: not where either is some other module, or something hangs on it that a replacement would lose (a grafted
-    child, a hook). The caller must know that nothing else reads the convolution.
+    Returns whether it was folded: not if either is another kind of module, or has a grafted child or a hook, which a replacement would
+    lose. The caller must make sure that nothing else reads the convolution.
     """
     conv, bn = model.get_submodule(conv_path), model.get_submodule(bn_path)
     if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:

@@ -1,4 +1,4 @@
-"""Features that are no map [b d h w]: patch tokens [b n d] and maps with channels last [b h w d], as maps and back."""
+"""Conversion of patch tokens [b n d] and channels-last maps [b h w d] to maps [b d h w] and back."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from torch import Tensor, cat, nn
 from letkd.errors import TapError
 
 Size = tuple[int, int]
-MOST_PREFIX = 16  # class, distillation and register tokens that are tried if the model does not say how many it has
+MOST_PREFIX = 16  # largest number of class, distillation and register tokens to try if the model does not define it
 PREFIX_TOKENS = {
     *("cls_token", "class_token", "class_embedding"),
     *("dist_token", "distillation_token", "reg_token", "register_tokens"),
@@ -21,9 +21,9 @@ PREFIX_TOKENS = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens [b n d]: `prefix` tokens that belong to no pixel, then one per pixel of `grid`, row by row.
+    """Tokens [b n d]: `prefix` tokens without a pixel, then one per pixel of `grid`, row by row.
 
-    Other token counts than that of `grid` stand for a grid of the same proportions.
+    If the number of tokens differs from `grid`, a grid with the same proportions is assumed.
 
     Examples:
         >>> import torch
@@ -49,8 +49,8 @@ class Tokens:
             return pixels
         if pixels.shape[2] != f.shape[2]:
             raise TapError(
-                f"a layer that turns {f.shape[2]} channels into {pixels.shape[2]} cannot stand among tokens with {self.prefix} prefix "
-                "tokens, which keep theirs; choose a layer or a method that keeps the channels"
+                f"a layer that turns {f.shape[2]} channels into {pixels.shape[2]} cannot be used on tokens with {self.prefix} prefix "
+                "tokens, which keep their channels; choose a layer or a method that keeps the number of channels"
             )
         return cat([f[:, : self.prefix], pixels], dim=1)
 
@@ -63,8 +63,8 @@ class Tokens:
         times = math.isqrt(max(pixels, 0) // (h * w))
         if times < 1 or times * times * h * w != pixels:
             raise TapError(
-                f"a layer was put among the {self.prefix + self.grid[0] * self.grid[1]} tokens of images of one shape, and now gets {n}, "
-                "which make no grid of these proportions; use images of one shape, and no dropping of tokens"
+                f"a layer was built for {self.prefix + self.grid[0] * self.grid[1]} tokens but gets {n}, which do not form a grid with the "
+                "same proportions; use images of one shape, and do not drop tokens"
             )
         return times * h, times * w
 
@@ -92,12 +92,12 @@ Layout = Tokens | ChannelsLast
 
 
 def first_tensor(output: Any) -> Any:
-    """The tokens in what a block gives: of a tuple, as blocks of transformers may give, its first tensor."""
+    """The tokens in a block's output: if it is a tuple, as in some transformers, its first tensor."""
     return output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else output
 
 
 def through(layer: Callable[[Tensor], Tensor], layout: Layout, output: Any) -> Any:
-    """What a block gives, its pixels passed through a layer of maps; whatever else it gives passes by."""
+    """A block's output with its pixels passed through a layer for maps; everything else in it is unchanged."""
     f = first_tensor(output)
     changed = layout.from_map(layer(layout.to_map(f)), f)
     return (changed, *output[1:]) if isinstance(output, tuple) else changed
@@ -114,7 +114,7 @@ def layout_of(text: str) -> Layout:
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What a model says of its tokens: how many stand before the patches, and how large a patch is; None if it does not say."""
+    """A model's number of tokens before the patches and its patch size; None if it does not define them."""
 
     prefix: int | None = None
     patch: Size | None = None
@@ -125,11 +125,11 @@ class TokenFacts:
         return cls(_prefix_of(model), _patch_of(model))
 
     def place(self, n: int, image: Size, prefix: int | None = None, grid: Size | None = None) -> Tokens | None:
-        """Where the pixels of an image are among `n` tokens; None if that cannot be known.
+        """The positions of an image's pixels among `n` tokens; None if they cannot be inferred.
 
         Args:
             image: height and width.
-            prefix, grid: as given by the user; each is found if None.
+            prefix, grid: given by the user; inferred if None.
         """
         if grid is not None:
             rest = n - grid[0] * grid[1]
@@ -141,12 +141,12 @@ def no_grid(path: str, n: int, x: Tensor, prefix: int | None, grid: Size | None)
     """Why `TokenFacts.place` found nothing, and what to do."""
     has = f"has {n} tokens for images of {x.shape[-2]}x{x.shape[-1]}"
     if prefix is not None and prefix >= n:
-        return f"{has}, and prefix={prefix} leaves none for the patches; give the number of class and register tokens"
+        return f"{has}, and prefix={prefix} leaves none for the patches; prefix is the number of class and register tokens"
     given = [] if prefix is None else [f"prefix={prefix}"]
     given += [] if grid is None else [f"grid={grid[0]}x{grid[1]}"]
     with_what = f" with {' and '.join(given)}" if given else ""
     return (
-        f"{has}, and where their pixels are cannot be known{with_what}; name it as {path}:tokens:prefix=N:grid=HxW, in Python as "
+        f"{has}, and their positions in the image cannot be inferred{with_what}; write {path}:tokens:prefix=N:grid=HxW, in Python "
         f"Tap({path!r}, layout='tokens', prefix=N, grid=(H, W)), so that N + H·W = {n}"
     )
 
@@ -164,7 +164,7 @@ def _place(n: int, image: Size, prefix: int | None, said: int | None, patch: Siz
 
 
 def _grids(image: Size, patch: Size | None) -> Iterator[Size]:
-    """Every grid that patches of one size make of an image, without and with padding."""
+    """Every grid of equal patches of an image, without and with padding."""
     H, W = image
     for s, t in [*([] if patch is None else [patch]), *((s, s) for s in range(1, max(image) + 1))]:
         yield max(H // s, 1), max(W // t, 1)
@@ -172,7 +172,7 @@ def _grids(image: Size, patch: Size | None) -> Iterator[Size]:
 
 
 def _same_proportions(pixels: int, image: Size) -> Size | None:
-    """The grid with exactly the image's proportions, as for images that a model resizes itself."""
+    """The grid with exactly the image's proportions, for models that resize images themselves."""
     scale = math.gcd(*image)
     h, w = image[0] // scale, image[1] // scale
     times = math.isqrt(max(pixels, 0) // (h * w))

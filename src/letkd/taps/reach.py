@@ -1,4 +1,4 @@
-"""Whether what a grafted layer gives reaches the loss."""
+"""Whether the output of a grafted layer reaches the loss."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from letkd.errors import TapError
 
 
 class Reach:
-    """Shows once for every layer that the loss depends on what it gives; later steps cost nothing."""
+    """Checks once for every layer that the loss depends on its output; later steps cost nothing."""
 
     def __init__(self):
         self.proven: set[str] = set()
 
     @contextmanager
     def watch(self, model: nn.Module, paths: Collection[str]) -> Iterator[dict[str, Tensor]]:
-        """Within `with`, what the layers at these paths give, by path; those that are proven or frozen are left out."""
+        """Within `with`, collect the outputs of the layers at these paths, except proven and frozen layers."""
         seen: dict[str, Tensor] = {}
 
         def keep(path: str, module: nn.Module, args: tuple, output: Tensor) -> None:
@@ -34,19 +34,19 @@ class Reach:
                 handle.remove()
 
     def prove(self, model: nn.Module, loss: Tensor, outputs: Mapping[str, Tensor]) -> None:
-        """Raises where the loss does not depend on one of the outputs that `watch` gave."""
+        """Raise an error if the loss does not depend on one of the outputs that `watch` collected."""
         if outputs and (lost := unreached(loss, outputs)):
             raise TapError(
-                f"the KD layer at {lost[0]!r} of the student {type(model).__name__} does nothing: the loss does not depend on what it "
-                "gives, so its ν and BN get no gradient. The place is in a side branch, or what follows is detached; name a tap "
-                "whose output reaches the logits (`letkd taps` lists the modules)"
+                f"the KD layer at {lost[0]!r} of the student {type(model).__name__} has no effect: the loss does not depend on its "
+                "output, so its ν and BN get no gradient. The layer is in a side branch, or the features after it are detached; name "
+                "a tap whose output reaches the logits (`letkd taps` lists the modules)"
             )
         self.proven |= outputs.keys()
 
 
 def unreached(loss: Tensor, outputs: Mapping[str, Tensor]) -> list[str]:
-    """The names of the outputs that the loss does not depend on, by autograd's graph. Nothing is computed, so that a gradient that
-    happens to be zero, as behind a head that starts at zero, counts as one.
+    """The names of the outputs that the loss does not depend on, according to autograd's graph. No gradient is computed, so a
+    gradient of zero, as before a head that is initialised with zeros, counts as a dependence.
     """
     nodes: set[Any] = set()
     todo = [loss.grad_fn]

@@ -1,4 +1,4 @@
-"""Places in networks of patch tokens [b n d] or with channels last [b h w d]: which modules give such features, and which to propose."""
+"""Taps in networks with patch tokens [b n d] or channels-last maps [b h w d]: which modules return them, and which to propose."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from letkd.taps.layouts import ChannelsLast, Layout, TokenFacts
 from letkd.taps.tap import Tap
-from letkd.taps.trace import Ran, pixels_reach
+from letkd.taps.tracing import ModuleRun, pixels_reach
 
-QUARTERS = 4  # stages of a network whose blocks all have one size
+QUARTERS = 4  # number of stages if all blocks of a network have the same size
 
 
 @dataclass(frozen=True)
 class Place:
-    """A module whose output is a map, as `shape` [b d h w], in its layout; None for a map as it is."""
+    """A module whose output can be read as a map of `shape` [b d h w]. `layout` is None for a plain map."""
 
     path: str
     module: nn.Module
@@ -24,7 +24,7 @@ class Place:
 
     @property
     def row(self) -> str:
-        """The container of which it is a numbered child; "" if there is none."""
+        """The container if the module is a numbered child; otherwise ""."""
         parent, _, child = self.path.rpartition(".")
         return parent if child.isdigit() else ""
 
@@ -40,15 +40,15 @@ class Place:
         return Tap(self.path, channels=self.shape[1], stride=example.shape[-2] // self.shape[-2], layout=layout)
 
 
-def places_in(done: list[Ran], model: nn.Module, example: Tensor) -> list[Place]:
-    """Every module that gives features of more than one pixel, in the order in which they ran, each in its layout.
+def places_in(done: list[ModuleRun], model: nn.Module, example: Tensor) -> list[Place]:
+    """Every module that returns features with more than one pixel, in the order of execution, each with its layout.
 
-    A shape that may be a map as well as one with channels last counts as what most others are.
+    If a shape could be a map or a channels-last map, the layout of most other modules is assumed.
     """
     facts, image, found = TokenFacts.of(model), (example.shape[-2], example.shape[-1]), []
     for item in done:
         shape = item.first or item.shapes[0]
-        # Softmax and dropout give attention between tokens, [b heads n n], which looks like a map.
+        # Softmax and dropout may return attention between tokens, [b heads n n], which looks like a map.
         if isinstance(shape, str) or shape[0] != len(example) or isinstance(item.module, nn.Softmax | nn.Dropout):
             continue
         if len(shape) == 4:
@@ -67,8 +67,8 @@ def places_in(done: list[Ran], model: nn.Module, example: Tensor) -> list[Place]
 
 
 def kind_of(places: list[Place]) -> type:
-    """The layout that a network works in, by its outermost places: `NoneType` for maps."""
-    # In a network of maps, tokens may follow the last one: fewer are those of a pooling by attention.
+    """The layout of a network, judged by its outermost modules: `NoneType` for maps."""
+    # In a network of maps, a few tokens after the last map belong to attention pooling.
     last = max((i for i, place in enumerate(places) if place.layout is None), default=-1)
     later = places[last + 1 :]
     if len(later) > sum(place.layout is None for place in places):
@@ -82,14 +82,14 @@ def kind_of(places: list[Place]) -> type:
 def propose_places(
     places: list[Place], model: nn.Module, example: Tensor, *, headless: bool
 ) -> tuple[Place | None, Place | None, list[Place]]:
-    """`penultimate`, `intermediate` and the stages, of which there are four at most.
+    """`penultimate`, `intermediate` and at most four stages.
 
-    penultimate: the last place outside the blocks' insides whose pixels reach the output. A network that classifies by its class token
-    reads the patches for the last time in its last block, so that it is the block before. intermediate: the first block of the last
-    stage. stages: the last block of each size; blocks that all have one size make four stages of as many blocks.
+    penultimate: the last module, not inside a block, whose pixels reach the output. A network that classifies by its class token
+    reads the patches for the last time in its last block, so it is the block before. intermediate: the first block of the last
+    stage. stages: the last block of each size; blocks of equal size are divided into four stages of equally many blocks.
 
     Args:
-        headless: the model is a backbone without a classifier, whose tokens count whether it pools them or not.
+        headless: whether the model is a backbone without a classifier; its tokens then need not reach the output.
     """
     blocks = last_blocks(places, places[-1].size)
     outer = [place for place in places if not place.is_inside(blocks)]
@@ -111,7 +111,7 @@ def _reaches(place: Place, model: nn.Module, example: Tensor) -> bool:
 
 
 def _numbered(places: list[Place]) -> list[Place]:
-    """Numbered modules that hold other places: blocks, and stages."""
+    """Numbered modules that contain other places: blocks and stages."""
     return [place for place in places if place.path[-1:].isdigit() and any(other.is_inside([place]) for other in places)]
 
 
@@ -126,11 +126,11 @@ def _last_of_each_size(places: list[Place]) -> list[Place]:
 
 
 def last_blocks(places: list[Place], size: tuple[int, ...], *, strided: bool = False) -> list[Place]:
-    """The blocks of the last stage: numbered siblings of this size and of one class, the outermost of which there are several."""
+    """The blocks of the last stage: numbered siblings of this size and of one class, at the outermost level with several of them."""
     rows: dict[tuple[str, type], list[Place]] = {}
     numbered = _numbered(places)
     for place in numbered:
-        # A stage that ends in a smaller size than its blocks have is none of them; a block with a stride is one.
+        # A stage with a smaller output than its blocks is not a block; a block with a stride is.
         if place.size == size and (strided or all(other.size == size for other in numbered if other.is_inside([place]))):
             rows.setdefault((place.path.rstrip("0123456789"), type(place.module)), []).append(place)
     several = {row: blocks for row, blocks in rows.items() if len(blocks) > 1} or rows
@@ -139,11 +139,11 @@ def last_blocks(places: list[Place], size: tuple[int, ...], *, strided: bool = F
 
 
 def _is_map(shape: tuple[int, ...], image: tuple[int, int]) -> bool:
-    """Whether a shape is [b d h w] with several pixels, which lie about as far apart in height as in width."""
+    """Whether a shape is [b d h w] with several pixels and about the image's proportions."""
     return shape[-2] * shape[-1] > 1 and _stretch(shape, image) < 2
 
 
 def _stretch(shape: tuple[int, ...], image: tuple[int, int]) -> float:
-    """How many times as far apart pixels lie along one axis as along the other; 1 for a grid of the image's proportions."""
+    """Ratio of the pixel spacings along the two axes; 1 for a grid with the image's proportions."""
     down, across = image[0] / shape[-2], image[1] / shape[-1]
     return max(down / across, across / down)

@@ -71,6 +71,12 @@ def train(
 
     Under torchrun or SLURM, all processes call this function and share the work. The result is that of the last epoch. The best
     validation epoch is saved as well. The test split is read once, at the end.
+
+    Examples:
+        >>> import tempfile, letkd
+        >>> result = train(letkd.resolve("digits/tiny/ce", quick=True), tempfile.mkdtemp())
+        >>> result.epochs
+        1
     """
     fabric = launch(recipe)
     run = RunFolder(folder, recipe)
@@ -84,7 +90,7 @@ def train(
     if recipe.probe is not None:
         load_probe(recipe.probe, data)  # errors are raised here, before any work
     if data.has_labels and not len(data.test):
-        raise DataError(f"{data.name} has no test images, and a run reports the accuracy on them; add a test split")
+        raise DataError(f"{data.name} has no test images, but a run reports the accuracy on them; add a test split")
     fabric.seed_everything(
         recipe.train.seed, verbose=False
     )  # after reading: some libraries draw a random number when first imported

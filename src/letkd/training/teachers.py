@@ -10,7 +10,7 @@ from letkd.data import AnySplit, Dataset, Loader
 from letkd.distiller import Distiller
 from letkd.distiller.facts import Facts, facts_from
 from letkd.distiller.student import is_student_file, load_student, read_header
-from letkd.distiller.teacher_input import SeenTeacher, TeacherInput
+from letkd.distiller.teacher_input import AdaptedTeacher, TeacherInput
 from letkd.distributed.processes import rank, world
 from letkd.errors import DataError, RecipeError
 from letkd.models import create_model
@@ -87,7 +87,7 @@ def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> floa
         return None
     loader = Loader(sample, batch, mean=data.mean, std=data.std, rank=rank(), world=world())
     with torch.random.fork_rng():  # a network may draw random numbers even in eval mode
-        accuracy = evaluate(SeenTeacher(teacher, teacher_input), loader, description="evaluating the teacher")
+        accuracy = evaluate(AdaptedTeacher(teacher, teacher_input), loader, description="evaluating the teacher")
     why = "" if len(data.val) else " (there is no validation split)"
     say(f"teacher {recipe.teacher.model}: {accuracy.top1:.2f} % on {accuracy.n:,} {split} images{why}")
     chance = 1 / data.num_classes

@@ -88,7 +88,7 @@ def test_a_method_that_reads_maps_is_told_that_no_cache_serves_it(method, tmp_pa
     loader = a_loader()
     distiller = a_distiller([method, KD()], "equal")
     cache = TeacherCache(distiller, loader, tmp_path)
-    with pytest.raises(LetkdError, match=rf"keeps labels, logits and pooled features, and '{method.name}' needs whole maps"):
+    with pytest.raises(LetkdError, match=rf"stores labels, logits and pooled features, but '{method.name}' needs whole maps"):
         cache.prepare(0)
     assert not list(tmp_path.iterdir())
 
@@ -97,9 +97,9 @@ def test_batches_without_a_view_and_loaders_without_views_are_told(tmp_path):
     loader = a_loader()
     distiller = a_distiller(KD(), "unequal")
     distiller.cache = TeacherCache(distiller, loader, tmp_path)
-    with pytest.raises(DataError, match="knows images by index and view, and the batch has none"):
+    with pytest.raises(DataError, match="finds images by index and view, but the batch has none"):
         distiller(next(iter(a_loader(views=0))))
-    with pytest.raises(DataError, match=r"needs a loader that shows fixed views: Loader\(views=10\)"):
+    with pytest.raises(DataError, match=r"needs a loader with fixed views; pass Loader\(views=10\)"):
         TeacherCache(distiller, a_loader(views=0), tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_shards_do_not_depend_on_seed_order_or_who_makes_them_and_are_found_agai
         loader = a_loader(**options)
         cache = TeacherCache(fitted([letkd2(6, 2), KD()], loader, seed=3), loader, tmp_path / folder)
         cache.prepare(1)
-        assert "made in" in said()
+        assert "computed in" in said()
     assert shards(tmp_path / "one") == shards(tmp_path / "two") == shards(tmp_path / "three")
     assert len(shards(tmp_path / "one")) == 3
     loader = a_loader(seed=9)
@@ -190,7 +190,7 @@ def test_a_damaged_shard_is_made_anew(damage, tmp_path, said):
     first.write_bytes(second.read_bytes() if damage == "another view's" else bytes(changed[damage]))
     said()
     TeacherCache(distiller, loader, tmp_path).prepare(0)
-    assert said().count(f"{first}: damaged, or made for something else; it is made again") == 1
+    assert said().count(f"{first}: damaged, or for other inputs; computing it again") == 1
     assert shards(tmp_path) == right
 
 
@@ -264,7 +264,7 @@ def test_waiting_for_another_run_is_told_heeds_a_stop_and_ends_with_the_other(tm
     with hold(lock):
         with pytest.raises(Stopped):
             cache.prepare(0, stop)
-        assert said().count("another run is making it; waiting") == 1
+        assert said().count("another run is computing it; waiting") == 1
         assert not shards(tmp_path)
     cache.prepare(0)  # the other let go without having made it
     assert len(shards(tmp_path)) == 1

@@ -187,7 +187,7 @@ def test_the_teachers_3x3_convolution_may_have_other_channels_and_size_than_its_
 
 def test_fit_pools_the_teachers_maps_to_the_students_size():
     distiller = a_distiller(quest(6), "unequal").fit(a_stream())
-    teacher, supervision = distiller.teacher, distiller.fittings()["penultimate"].supervision
+    teacher, supervision = distiller.teacher, distiller.fittings()["penultimate"].part
     with torch.no_grad():
         stream = [(F.avg_pool2d(teacher.last(teacher.first(b.x)), 2), b.y, b.index) for b in a_stream()]
     alone = KMeansSupervision(6).fit(stream)
@@ -252,7 +252,7 @@ def test_an_exported_student_trains_on():
 def test_what_is_fitted_is_told(said):
     a_distiller(quest(6)).fit(a_stream())
     facts = r"\(pixels seen 384, pixels clustered 384, mean of largest label at tau 1 0\.\d+, mean perplexity \d[\d.]*, "
-    facts += r"labels a pixel above 1e-07 of it \d[\d.]*, mass of the others [\d.e-]+\)"
+    facts += r"labels per pixel above 1e-07 of it \d[\d.]*, mass of the other labels [\d.e-]+\)"
     told = rf"fitted KMeansSupervision\(K=6, tau=1\) at penultimate {facts}\n"
     assert re.fullmatch(told, said())
 
@@ -297,7 +297,7 @@ def with_layer_at(path: str, student: nn.Module, *, fused: bool, weights=None, *
 @pytest.mark.parametrize(("path", "detached"), [("side", False), ("last", True)])
 def test_a_kd_layer_that_does_nothing_is_an_error_at_the_first_step(path, detached, fused):
     distiller = with_layer_at(path, Branches(detached=detached), fused=fused)
-    with pytest.raises(TapError, match=rf"the KD layer at '{path}\.kd_penultimate' of the student Branches does nothing"):
+    with pytest.raises(TapError, match=rf"the KD layer at '{path}\.kd_penultimate' of the student Branches has no effect"):
         distiller(a_stream()[0])
 
 
@@ -328,7 +328,7 @@ def test_the_way_to_the_loss_is_looked_for_once():
 def test_a_method_serves_one_distiller():
     method = letkd1(K=6)
     a_distiller(method)
-    with pytest.raises(LetkdError, match=r"this LetKD was built for another Distiller already, .*; make a new one for each"):
+    with pytest.raises(LetkdError, match=r"this LetKD already belongs to another Distiller, .*; create a new one for each"):
         a_distiller(method)
 
 

@@ -111,36 +111,36 @@ WORKS = {
 REFUSED = {
     "takes a dict": (
         lambda: TakesDict(4),
-        r"TakesDict was given one tensor \[1, 3, 16, 16\] and failed with IndexError: .*nothing else: wrap",
+        r"TakesDict failed on a tensor \[1, 3, 16, 16\] with IndexError: .*only argument; .*wrap",
     ),
-    "takes two": (lambda: TakesTwo(4), r"TakesTwo was given one tensor .* failed with TypeError: .*'mask'.*nothing else: wrap"),
-    "DataParallel": (lambda: nn.DataParallel(Net(4)), r"wrapped in DataParallel; give its `\.module`, and wrap the Distiller"),
+    "takes two": (lambda: TakesTwo(4), r"TakesTwo failed on a tensor .* with TypeError: .*'mask'.*only argument; .*wrap"),
+    "DataParallel": (lambda: nn.DataParallel(Net(4)), r"wrapped in DataParallel; pass its `\.module`, and wrap the Distiller"),
     "torch.compile": (
         lambda: torch.compile(Net(4)),
-        r"OptimizedModule is compiled, .*give the model as it was before torch\.compile",
+        r"OptimizedModule is compiled, .*pass the uncompiled model",
     ),
-    "compiled in place": (compiled_in_place, r"Net is compiled, .*give the model as it was before torch\.compile"),
+    "compiled in place": (compiled_in_place, r"Net is compiled, .*pass the uncompiled model"),
     "TorchScript": (
         lambda: torch.jit.trace(sequential().eval(), X),
-        r"is TorchScript, inside of which nothing can be read or added",
+        r"is TorchScript, in which nothing can be read or added",
     ),
     "a part in TorchScript": (
         lambda: nn.Sequential(OrderedDict(last=torch.jit.trace(nn.ReLU(), X), flat=nn.Flatten(), fc=nn.Linear(768, 3))),
         r"module 'last' of Sequential is TorchScript",
     ),
-    "lazy": (lazy, r"Sequential has parameters without a shape as yet \(last\.weight\); run it once on an input"),
+    "lazy": (lazy, r"Sequential has parameters without a shape \(last\.weight\); run it once on an input"),
     "half": (
         lambda: Net(4).half(),
-        r"failed with RuntimeError: .*; its parameters are float16 and the images float32: call model\.float",
+        r".* with RuntimeError: .*; its parameters are float16 and the images are float32; call model\.float",
     ),
-    "bfloat16": (lambda: Net(4).bfloat16(), r"its parameters are bfloat16 and the images float32: call model\.float\(\)"),
+    "bfloat16": (lambda: Net(4).bfloat16(), r"its parameters are bfloat16 and the images are float32; call model\.float\(\)"),
 }
 
 # What can be looked at by `letkd taps`, but not learn or teach as it is.
 NO_LOGITS = {
-    "a tuple": (lambda logits: (logits, logits), "it returned a tuple; wrap it so that it does"),
-    "a list": (lambda logits: [logits], "it returned a list; wrap it so that it does"),
-    "a dict": (lambda logits: {"out": logits}, "it returned a dict with the keys out; wrap it so that it does"),
+    "a tuple": (lambda logits: (logits, logits), "it returned a tuple; wrap it so that it returns logits"),
+    "a list": (lambda logits: [logits], "it returned a list; wrap it so that it returns logits"),
+    "a dict": (lambda logits: {"out": logits}, "it returned a dict with the keys out; wrap it so that it returns logits"),
     "a dict whose logits are a map": (
         lambda logits: {"logits": logits[..., None]},
         r"it returned a tensor \[1, 3, 1\] under 'logits'",
@@ -193,7 +193,7 @@ def test_what_is_refused_and_why(name, letkd_taps):
 @pytest.mark.parametrize("name", NO_LOGITS)
 def test_answers_that_are_no_logits(name, letkd_taps):
     answer, sentence = NO_LOGITS[name]
-    with pytest.raises(LetkdError, match=rf"Wraps must return logits \[b C\]; {sentence}"):
+    with pytest.raises(LetkdError, match=rf"Wraps must return logits \[b C\], but {sentence}"):
         distil(Wraps(answer), a_net(4, seed=0), methods.KD())
     assert letkd_taps(Wraps(answer))[0] == 0
 
@@ -209,7 +209,7 @@ def test_a_teacher_that_is_only_run_may_be_wrapped(name):
 
 def test_a_module_that_runs_twice_is_no_site_and_is_marked(letkd_taps):
     with pytest.raises(
-        LetkdError, match=r"module 'last' of Twice was computed twice in one forward; name a module that runs once"
+        LetkdError, match=r"module 'last' of Twice was computed twice in one forward pass; name a module that runs once"
     ):
         distil(Twice(), a_net(4, seed=0), methods.letkd1(4))
     with pytest.raises(LetkdError, match=r"module 'alias' of Twice was computed twice"):
@@ -242,16 +242,16 @@ def test_tokens_are_no_map_until_they_are_named_as_tokens(letkd_taps):
 
 
 def test_no_parameters():
-    with pytest.raises(LetkdError, match=r"the student Constant has no parameter that can be trained"):
+    with pytest.raises(LetkdError, match=r"the student Constant has no trainable parameters"):
         Distiller(Constant(), a_net(4, seed=0), methods.KD(), example=X)
-    with pytest.raises(LetkdError, match=r"the student Constant has no parameter that can be trained"):
+    with pytest.raises(LetkdError, match=r"the student Constant has no trainable parameters"):
         Distiller(Constant())
     Distiller(a_net(4, seed=0), Constant(), methods.KD(), example=X)(images(6)).loss.backward()
 
 
 def test_weights_do_not_go_into_lazy_layers(tmp_path):
     save_weights(sequential(), tmp_path / "w.safetensors")
-    with pytest.raises(LetkdError, match=r"has parameters without a shape as yet"):
+    with pytest.raises(LetkdError, match=r"has parameters without a shape"):
         load_weights(lazy(), tmp_path / "w.safetensors")
 
 

@@ -5,7 +5,7 @@ import torch
 
 from letkd.data import Loader, Split
 from letkd.distiller.cache import TeacherCache
-from letkd.distiller.teacher_input import SeenTeacher, TeacherInput
+from letkd.distiller.teacher_input import AdaptedTeacher, TeacherInput
 from letkd.errors import LetkdError, UnsupportedPair
 from letkd.methods import KD, SimKD, letkd1
 from letkd.models import load_weights, save_weights
@@ -75,11 +75,11 @@ def test_a_teacher_of_another_class_order_teaches_the_same(method):
         torch.testing.assert_close(two.loss, one.loss)
         torch.testing.assert_close(two.logits, one.logits)
     x = images(4)[0]
-    torch.testing.assert_close(SeenTeacher(other.teacher, other.teacher_input)(x), as_logits(teacher(x), teacher))
+    torch.testing.assert_close(AdaptedTeacher(other.teacher, other.teacher_input)(x), as_logits(teacher(x), teacher))
 
 
 def test_an_order_that_is_none_is_refused():
-    with pytest.raises(UnsupportedPair, match="names 2 of them, and Net has 3 logits; name each index from 0 once"):
+    with pytest.raises(UnsupportedPair, match="has 2 entries, but Net has 3 logits; name each index from 0 once"):
         a_distiller(KD(), teacher_input=TeacherInput(HALF, HALF, HALF, HALF, order=(1, 0)))
 
 
@@ -97,7 +97,7 @@ def test_other_classes_are_refused_by_methods_that_read_logits_alone():
 
 def test_fits_and_cached_views_of_another_input_are_not_reused(tmp_path, said):
     seen = TeacherInput(HALF, HALF, MEAN, STD)
-    for options, says in [({}, ""), ({"teacher_input": seen}, "exist for other tap"), ({"teacher_input": seen}, "reused")]:
+    for options, says in [({}, ""), ({"teacher_input": seen}, "differ in tap"), ({"teacher_input": seen}, "reused")]:
         a_distiller(letkd1(6), **options).fit(a_stream(), folder=tmp_path, data="these")
         assert says in said()
     pictures = torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8)
@@ -106,7 +106,7 @@ def test_fits_and_cached_views_of_another_input_are_not_reused(tmp_path, said):
     batch = next(iter(loader))
     logits = [TeacherCache(each, loader, tmp_path / "views").read(batch)[0]["logits"] for each in (plain, other)]
     assert not torch.equal(*logits)
-    torch.testing.assert_close(logits[1], SeenTeacher(other.teacher, seen)(batch.x))
+    torch.testing.assert_close(logits[1], AdaptedTeacher(other.teacher, seen)(batch.x))
 
 
 def test_weights_of_other_classes_give_all_but_the_classifier(tmp_path, said):

@@ -145,7 +145,7 @@ def test_k_means_is_fitted_to_all_images_and_sub_classes_to_labelled_ones():
     whole, stream = a_distiller(letkd2(6, 2)).fit(a_stream()), [partly(batch) for batch in a_stream()]
     some = a_distiller(letkd2(6, 2)).fit(stream)
     labelled = a_distiller(letkd2(6, 2)).fit([of(batch, SOME) for batch in a_stream()])
-    fits = [{site: part.supervision.state_dict() for site, part in d.fittings().items()} for d in (whole, some, labelled)]
+    fits = [{site: fitting.part.state_dict() for site, fitting in d.fittings().items()} for d in (whole, some, labelled)]
     assert same_state(fits[1]["penultimate"], fits[0]["penultimate"])
     assert same_state(fits[1]["intermediate"], fits[2]["intermediate"])
     assert not same_state(fits[1]["penultimate"], fits[2]["penultimate"])
@@ -153,15 +153,13 @@ def test_k_means_is_fitted_to_all_images_and_sub_classes_to_labelled_ones():
 
 
 def test_sub_classes_without_any_label_are_a_sentence():
-    with pytest.raises(
-        FitError, match=r"sub-classes at 'intermediate' are fitted to images with labels, and none had one; use"
-    ):
+    with pytest.raises(FitError, match=r"sub-classes at 'intermediate' need labelled images, but there are none; use"):
         a_distiller(letkd2(6, 2)).fit([Batch(batch.x) for batch in a_stream()])
 
 
 def test_for_crd_an_unlabelled_image_is_a_class_of_its_own():
     distiller = a_distiller(CRD(K=8, feat_dim=6)).fit([partly(batch) for batch in a_stream()])
-    bank = distiller.fittings()["crd"].supervision
+    bank = distiller.fittings()["crd"].part
     labels = torch.cat([partly(batch).y for batch in a_stream()])
     assert torch.equal(bank.y_[labels >= 0], labels[labels >= 0])
     assert len(bank.y_[labels < 0].unique()) == 12
@@ -219,13 +217,16 @@ def test_a_task_gets_labels_as_its_target_and_methods_still_read_them():
     [
         (
             lambda output, batch: output.mean(),
-            r"the task must return its loss terms by name, \{name: scalar\}, and it gave a Tensor",
+            r"the task must return its loss terms by name, \{name: scalar\}, but it returned a Tensor",
         ),
-        (lambda output, batch: {"pixels": output}, r"the task must return a scalar tensor, and it gave shape \[8, 4, 4, 4\]"),
-        (lambda output, batch: {"other": output.mean()}, r"there is a weight for 'pixels', and the task gives 'other'"),
+        (
+            lambda output, batch: {"pixels": output},
+            r"the task must return a scalar tensor, but it returned shape \[8, 4, 4, 4\]",
+        ),
+        (lambda output, batch: {"other": output.mean()}, r"there is a weight for 'pixels', but the task returns 'other'"),
         (
             lambda output, batch: {"pixels": output.mean(), "kd/penultimate": output.mean()},
-            r"both give the term 'kd/penultimate'",
+            r"both have the term 'kd/penultimate'",
         ),
     ],
 )
@@ -237,12 +238,12 @@ def test_what_a_task_may_not_return(task, sentence):
 
 
 def test_a_task_and_a_criterion_are_one_too_many():
-    with pytest.raises(LetkdError, match=r"a criterion and a task were given.*give one"):
+    with pytest.raises(LetkdError, match=r"a criterion and a task were given.*give only one"):
         Distiller(a_student(), criterion=F.cross_entropy, task=per_pixel)
 
 
 def test_logits_cannot_be_compared_if_there_are_none():
-    with pytest.raises(UnsupportedPair, match=r"kd compares logits \[b C\], and the student .* gives none"):
+    with pytest.raises(UnsupportedPair, match=r"kd compares logits \[b C\], and the student .* returns none"):
         Distiller(dense(4), a_teacher(), KD(), task=per_pixel, example=torch.zeros(1, 3, 16, 16))
 
 

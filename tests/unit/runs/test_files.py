@@ -376,7 +376,7 @@ def test_names_in_figures_are_text(tmp_path):
 
 
 def test_names_in_tables_are_text():
-    from letkd.report.tables import as_markdown as rows_as_markdown
+    from letkd.report.results_table import as_markdown as rows_as_markdown
 
     grid = Grid(
         "# t", ["x"], [[Cell(NAME)], [Cell("[1cm] a")], [Cell("*b")]], ["- a list", "1. one", "> quoted", "98.6 % stays"]

@@ -11,7 +11,7 @@ from letkd.errors import RunError
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.recipes.schedule import why_not_extended
-from letkd.report.tables import as_markdown
+from letkd.report.results_table import as_markdown
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.runs.results import Row, mean_std

@@ -48,7 +48,7 @@ def stems(folder) -> list[str]:
 
 
 def fitted_state(distiller: Distiller) -> dict[str, torch.Tensor]:
-    return {f"{site}.{k}": v for site, part in distiller.fittings().items() for k, v in part.supervision.state_dict().items()}
+    return {f"{site}.{k}": v for site, fitting in distiller.fittings().items() for k, v in fitting.part.state_dict().items()}
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_second_fit_costs_no_run_of_the_teacher(tmp_path, said):
     assert same_state(fitted_state(second), fitted_state(first))
     step = second(a_stream()[0])
     assert torch.equal(step.loss, first(a_stream()[0]).loss)
-    reports = [[part.supervision.report_ for part in distiller.fittings().values()] for distiller in (first, second)]
+    reports = [[fitting.part.report_ for fitting in distiller.fittings().values()] for distiller in (first, second)]
     assert reports[0] == reports[1]
 
 
@@ -90,7 +90,7 @@ def test_what_changed_is_said_and_fitted_anew(what, folder, said):
     changed = distiller_for(**build)
     assert fit(changed, folder, **how) == 3
     text = said()
-    assert text.count(f"exist for other {'tap' if what == 'pooling' else what}; fitting for this one, kept beside") == 2
+    assert text.count(f"differ in {'tap' if what == 'pooling' else what}; fitting again, next to them") == 2
     alone = distiller_for(**build).fit(a_stream())
     assert same_state(fitted_state(changed), fitted_state(alone))
     assert fit(distiller_for(**build), folder, **how) == 0
@@ -105,7 +105,7 @@ def test_an_old_folder_without_fingerprints_in_its_names_is_read(folder, said):
     assert fit(distiller_for(), folder) == 0
     assert "penultimate.kmeans.safetensors: same teacher, tap, data and settings; reused" in said()
     assert fit(distiller_for(letkd2(5, 2)), folder) == 3
-    assert "penultimate.kmeans.safetensors: made for other settings; refitting" in said()
+    assert "penultimate.kmeans.safetensors: differs in settings; refitting" in said()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_only_the_site_whose_settings_changed_is_fitted_anew(penultimate, folder
     assert fit(distiller_for(method), folder) == 3
     text = said()
     assert re.search(r"intermediate\.subclass\.\w+\.safetensors: same teacher, tap, data and settings; reused", text)
-    assert "fits at penultimate exist for other settings; fitting for this one" in text
+    assert "fits at penultimate differ in settings; fitting again" in text
     assert stems(folder) == sorted([*STEMS, "penultimate.kmeans"])
 
 
@@ -127,7 +127,7 @@ def test_only_the_site_whose_settings_changed_is_fitted_anew(penultimate, folder
 def test_every_setting_of_the_sub_classes_counts(inter, folder, said):
     method = LetKD([Site("intermediate", SubclassSupervision(**{"K": 2, **inter}))])
     assert fit(distiller_for(method), folder) == 3
-    assert "exist for other settings" in said()
+    assert "differ in settings" in said()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_foreign_files_are_refused(stored, said, tmp_path):
 
     save_file({"weight": torch.zeros(2)}, path)
     assert reopened(path) is None
-    assert "made for other format; refitting" in said()
+    assert "differs in format; refitting" in said()
     path.write_text("not a tensor in sight")
     assert reopened(path) is None
     assert "not readable" in said()
@@ -223,7 +223,7 @@ def test_a_damaged_file_costs_one_fit_and_is_whole_again(folder, said):
     said()
     repaired = distiller_for()
     assert fit(repaired, folder) == 3
-    assert "made for other content (its checksum differs); refitting" in said()
+    assert "differs in content (checksum); refitting" in said()
     assert same_state(fitted_state(repaired), fitted_state(expected))
     assert fit(distiller_for(), folder) == 0
 

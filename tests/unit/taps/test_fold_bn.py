@@ -73,7 +73,7 @@ class Branching(nn.Module):
 def test_a_network_that_cannot_be_followed_is_left_alone(said):
     teacher = Branching().eval()
     assert fold_teacher(teacher, {}, EXAMPLE) is teacher
-    assert "the teacher Branching keeps its BN: torch.fx cannot follow it" in said()
+    assert "the teacher Branching keeps its BN: torch.fx cannot trace it" in said()
 
 
 class Shared(nn.Module):

@@ -78,7 +78,7 @@ def test_to_a_map_and_back(layout):
 def test_tokens_of_larger_images_have_the_same_proportions():
     layout = Tokens(1, (2, 3))
     assert layout.to_map(torch.zeros(1, 25, 4)).shape == (1, 4, 4, 6)
-    with pytest.raises(TapError, match=r"now gets 13, which make no grid of these proportions"):
+    with pytest.raises(TapError, match=r"but gets 13, which do not form a grid with the same proportions"):
         layout.to_map(torch.zeros(1, 13, 4))
 
 
@@ -100,11 +100,11 @@ def test_a_layout_is_written_and_read_as_text(text):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Tap("a", layout="rows"), "has the layout 'rows'; there are map, tokens and channels-last"),
-        (lambda: Tap("a", prefix=1), "has a prefix or a grid, and these belong to tokens"),
-        (lambda: Tap.of("a:grid=2x2"), "has a prefix or a grid, and these belong to tokens"),
-        (lambda: Tap("a", layout="tokens", prefix=-1), "prefix=-1; it is a number of tokens, 0 or more"),
-        (lambda: as_taps(ViT(), {"x": "blocks.1:token"}), "no module 'blocks.1:token'; .*after a colon stand input, tokens"),
+        (lambda: Tap("a", layout="rows"), "has the layout 'rows'; write map, tokens or channels-last"),
+        (lambda: Tap("a", prefix=1), "has a prefix or a grid, which only tokens have"),
+        (lambda: Tap.of("a:grid=2x2"), "has a prefix or a grid, which only tokens have"),
+        (lambda: Tap("a", layout="tokens", prefix=-1), "prefix=-1; write a number of tokens, 0 or more"),
+        (lambda: as_taps(ViT(), {"x": "blocks.1:token"}), "no module 'blocks.1:token'; .*after a colon, write input, tokens"),
     ],
 )
 def test_taps_that_cannot_be(make, sentence):
@@ -155,12 +155,15 @@ class Dropping(ViT):
         ("blocks.1:tokens:prefix=40", r"has 19 tokens for images of 16x16, and prefix=40 leaves none for the patches"),
         (
             "blocks.1:tokens:prefix=2",
-            r"has 19 tokens for images of 16x16, and where their pixels are cannot be known with prefix=2; name it as "
-            r"blocks.1:tokens:prefix=N:grid=HxW, in Python as Tap\('blocks.1', layout='tokens', prefix=N, grid=\(H, W\)\), so that "
+            r"has 19 tokens for images of 16x16, and their positions in the image cannot be inferred with prefix=2; write "
+            r"blocks.1:tokens:prefix=N:grid=HxW, in Python Tap\('blocks.1', layout='tokens', prefix=N, grid=\(H, W\)\), so that "
             r"N \+ H·W = 19",
         ),
-        ("head:tokens", r"the output of module 'head' of ViT is \[2, 3\], and tokens are \[b n d\]; name its layout as it is"),
-        ("blocks.1:channels-last", r"is \[2, 19, 8\], and channels-last are \[b h w d\]"),
+        (
+            "head:tokens",
+            r"the output of module 'head' of ViT is \[2, 3\], but tokens have the shape \[b n d\]; correct the layout",
+        ),
+        ("blocks.1:channels-last", r"is \[2, 19, 8\], but channels-last have the shape \[b h w d\]"),
     ],
 )
 def test_tokens_that_are_no_grid_get_a_sentence(tap, sentence):
@@ -179,8 +182,8 @@ def test_a_tap_that_changes_its_shape_between_batches_gets_a_sentence():
     net.train()
     with pytest.raises(
         TapError,
-        match=r"'blocks.1' of Dropping changes its shape between batches: for images \[3, 16, 16\] it gave \[16, 8\] and now gives "
-        r"\[9, 8\]; name a place whose shape stays",
+        match=r"'blocks.1' of Dropping changes its shape between batches: for images \[3, 16, 16\] it was \[16, 8\], then "
+        r"\[9, 8\]; name a tap with a constant shape",
     ):
         taps(x)
 
@@ -254,7 +257,7 @@ def test_images_of_other_proportions_are_refused_by_a_layer_among_tokens():
     distiller = a_distiller(letkd1(6), student=ViT(), student_taps={"penultimate": "blocks.2:tokens"})
     distiller.fit([images(6)])
     distiller(images(6, size=(32, 32)))
-    with pytest.raises(TapError, match=r"put there for images of 16x16, and a batch has images of 8x32"):
+    with pytest.raises(TapError, match=r"built for images of 16x16, but a batch has images of 8x32"):
         distiller(images(6, size=(8, 32)))
 
 

@@ -93,15 +93,18 @@ def test_an_unknown_path_gets_the_nearest_names(make):
     [
         (
             Tap("conv"),
-            r"tap 'here': the output of module 'conv' of Odd was computed twice in one forward; name a module that runs once",
+            r"tap 'here': the output of module 'conv' of Odd was computed twice in one forward pass; name a module that runs once",
         ),
         (
             Tap("pair"),
-            r"tap 'here': the output of module 'pair' of Odd is a tuple, not a tensor; name a module inside it that gives one",
+            r"tap 'here': the output of module 'pair' of Odd is a tuple, not a tensor; name a module inside it that returns one",
         ),
         (Tap("named", io="input"), r"tap 'here': the input of module 'named' of Odd is a NoneType, not a tensor"),
-        (Tap("unused"), r"tap 'here': module 'unused' of Odd did not run in its forward; name a module that does"),
-        (Tap("blocks"), r"module 'blocks' of Odd did not run in its forward; .*\(a ModuleList, for one, never runs itself\)"),
+        (Tap("unused"), r"tap 'here': module 'unused' of Odd did not run in its forward pass; name a module that does"),
+        (
+            Tap("blocks"),
+            r"module 'blocks' of Odd did not run in its forward pass; .*\(a ModuleList, for example, never runs itself\)",
+        ),
     ],
 )
 def test_a_tap_that_cannot_be_read_says_why(tap, sentence):
@@ -131,7 +134,7 @@ def test_probe_leaves_no_trace():
     assert same_state(net.state_dict(), before)
     assert [m.training for m in net.modules()] == modes
     assert hooks(net) == 0
-    with pytest.raises(TapError, match=r"Net was given one tensor \[1, 99, 8, 8\] and failed with RuntimeError: "):
+    with pytest.raises(TapError, match=r"Net failed on a tensor \[1, 99, 8, 8\] with RuntimeError: "):
         probe(net, {}, torch.zeros(1, 99, 8, 8))
     assert [m.training for m in net.modules()] == modes
 
@@ -141,10 +144,11 @@ def test_as_logits_takes_a_tensor_or_an_answer_with_logits():
     assert as_logits(logits, Net(4)) is logits
     assert as_logits(SimpleNamespace(logits=logits), Net(4)) is logits
     with pytest.raises(
-        TapError, match=r"Net must return logits \[b C\]; it returned a tensor \[2, 3, 1\]; wrap it so that it does"
+        TapError,
+        match=r"Net must return logits \[b C\], but it returned a tensor \[2, 3, 1\]; wrap it so that it returns logits",
     ):
         as_logits(torch.zeros(2, 3, 1), Net(4))
-    with pytest.raises(TapError, match=r"Net must return logits \[b C\]; it returned a tuple"):
+    with pytest.raises(TapError, match=r"Net must return logits \[b C\], but it returned a tuple"):
         as_logits((logits, logits), Net(4))
 
 
@@ -223,7 +227,7 @@ def test_graft_says_what_is_in_the_way():
     net = Net(4)
     with pytest.raises(TapError, match=r"Net has no module 'lost'; nearest: last"):
         graft(net, nn.Identity(), after="lost")
-    with pytest.raises(TapError, match=r"module 'last.0' of Net has a child 'conv' already; graft under another name"):
+    with pytest.raises(TapError, match=r"module 'last.0' of Net already has a child 'conv'; choose another name"):
         graft(net, nn.Identity(), after="last.0", name="conv")
     assert list(net.state_dict()) == list(Net(4).state_dict())
 
@@ -400,7 +404,7 @@ def test_a_tap_is_written_and_read_as_text():
 
 def test_find_taps_of_a_model_without_maps():
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-    with pytest.raises(TapError, match=r"Sequential gives no map \[b d h w\], no tokens .* name the taps yourself"):
+    with pytest.raises(TapError, match=r"Sequential has no map \[b d h w\], no tokens .* name the taps yourself"):
         find_taps(model, torch.zeros(1, 3, 2, 2))
 
 

@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from letkd.errors import Stopped
-from letkd.progress import say, set_quiet
-from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.progress import set_quiet
+from letkd.training.launchers.tasks import Outcome, Task, Waiting, attempt, log_outcome
 from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 
@@ -29,31 +29,24 @@ class Local:
         self.jobs = jobs
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Outcome]]:
-        waiting = list(range(len(tasks)))
+        waiting = Waiting(tasks)
         slots = set(range(self.jobs))
-        retries = dict.fromkeys(waiting, RETRIES)
         running: dict[int, _Worker] = {}
         threads = max(1, torch.get_num_threads() // max(1, min(self.jobs, len(tasks))))
         with polite_stop() as request:
             try:
                 while waiting or running:
                     while waiting and slots and not request.asked:
-                        k = waiting.pop(0)
+                        k = waiting.pop()
                         running[k] = _Worker(tasks[k], slots.pop(), threads)
                     if request.asked:
                         raise Stopped(STOPPED)
                     for k, worker in [(k, worker) for k, worker in running.items() if not worker.process.is_alive()]:
                         del running[k]
                         slots.add(worker.slot)
-                        outcome = worker.outcome()
-                        if outcome.state in ("stopped", "killed") and retries[k]:
-                            retries[k] -= 1
-                            waiting.append(k)
-                            say(f"{tasks[k].label}: {outcome.sentence}; started again")
-                            continue
-                        state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
-                        say(f"{tasks[k].label}: {state}; {len(running) + len(waiting)} to go")
-                        yield k, outcome
+                        if not waiting.retry(k, outcome := worker.outcome()):
+                            log_outcome(tasks[k], outcome, len(running) + len(waiting))
+                            yield k, outcome
                     time.sleep(0.05)
             finally:
                 for worker in running.values():

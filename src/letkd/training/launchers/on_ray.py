@@ -7,8 +7,8 @@ from typing import Any
 
 from letkd.errors import LetkdError, Stopped
 from letkd.optional import need
-from letkd.progress import say, set_quiet
-from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.progress import set_quiet
+from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt, log_outcome
 from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 
@@ -36,8 +36,7 @@ class Ray:
                     for ref in ray.wait(list(pending), num_returns=1, timeout=0.5)[0]:
                         k = pending.pop(ref)
                         outcome = self._outcome(ref)
-                        state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
-                        say(f"{tasks[k].label}: {state}; {len(pending)} to go")
+                        log_outcome(tasks[k], outcome, len(pending))
                         yield k, outcome
                     if request.asked:
                         raise Stopped(STOPPED)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from letkd.errors import LetkdError, Stopped
 from letkd.optional import need
-from letkd.progress import say, set_quiet
-from letkd.training.launchers.tasks import RETRIES, Outcome, Task, attempt
+from letkd.progress import set_quiet
+from letkd.training.launchers.tasks import Outcome, Task, Waiting, attempt, log_outcome
 from letkd.training.stop import STOPPED, immediate_stop, polite_stop
 
 POLL = 0.5  # seconds; submitit queries SLURM less often
@@ -66,26 +66,20 @@ class Slurm:
         limits = {"slurm_max_num_timeout": REQUEUES, "local_max_num_timeout": REQUEUES}
         executor = self._submitit.AutoExecutor(self.folder, cluster=self.cluster, **limits)
         executor.update_parameters(name="letkd", **self._settings)
-        waiting, retries = list(range(len(tasks))), dict.fromkeys(range(len(tasks)), RETRIES)
+        waiting = Waiting(tasks)
         running: dict[int, Any] = {}
         with polite_stop() as request:
             try:
                 while waiting or running:
                     while waiting and not (self.jobs and len(running) >= self.jobs):
-                        k = waiting.pop(0)
+                        k = waiting.pop()
                         running[k] = executor.submit(_Job(tasks[k], os.getcwd()))
                     if request.asked:
                         raise Stopped(STOPPED)
                     for k in [k for k, job in running.items() if job.done()]:
-                        outcome = _outcome(running.pop(k))
-                        if outcome.state in ("stopped", "killed") and retries[k]:
-                            retries[k] -= 1
-                            waiting.append(k)
-                            say(f"{tasks[k].label}: {outcome.sentence}; submitted again")
-                            continue
-                        state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
-                        say(f"{tasks[k].label}: {state}; {len(running) + len(waiting)} to go")
-                        yield k, outcome
+                        if not waiting.retry(k, outcome := _outcome(running.pop(k))):
+                            log_outcome(tasks[k], outcome, len(running) + len(waiting))
+                            yield k, outcome
                     time.sleep(POLL)
             finally:
                 self._end(list(running.values()))

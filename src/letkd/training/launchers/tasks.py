@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from letkd.errors import LetkdError, Stopped, UnsupportedPair
+from letkd.progress import say
 from letkd.recipes.schema import Recipe
 
 RETRIES = 2  # of a task whose process was killed or stopped
@@ -38,6 +39,37 @@ class Launcher(Protocol):
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Outcome]]:
         """Run all tasks; yield index and outcome of each as it ends."""
         ...
+
+
+class Waiting:
+    """The tasks that have not started, by index. A task that was stopped or killed waits again, up to RETRIES times."""
+
+    def __init__(self, tasks: Sequence[Task]):
+        self._tasks = tasks
+        self._indices = list(range(len(tasks)))
+        self._retries = dict.fromkeys(self._indices, RETRIES)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def pop(self) -> int:
+        """The next task."""
+        return self._indices.pop(0)
+
+    def retry(self, k: int, outcome: Outcome) -> bool:
+        """Whether task k, which ended with this outcome, waits again; a message says so."""
+        if outcome.state not in ("stopped", "killed") or not self._retries[k]:
+            return False
+        self._retries[k] -= 1
+        self._indices.append(k)
+        say(f"{self._tasks[k].label}: {outcome.sentence}; started again")
+        return True
+
+
+def log_outcome(task: Task, outcome: Outcome, to_go: int) -> None:
+    """Log how a task ended, and how many are left."""
+    state = "finished" if outcome.state == "done" else f"{outcome.state}: {outcome.sentence}"
+    say(f"{task.label}: {state}; {to_go} to go")
 
 
 def attempt(task: Task) -> Outcome:

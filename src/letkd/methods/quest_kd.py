@@ -1,4 +1,4 @@
-"""QUEST: predict the teacher's per-pixel labels from the student's features (Jain et al. 2020; the paper's letKD with α = 0)."""
+"""QUEST: predict the teacher's per-pixel labels from the student's features (Jain et al. 2020; letKD with α = 0)."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -18,9 +18,13 @@ class QUEST(PerPixelMethod):
     """KL(p_T ‖ p_S) at each site, p_S = softmax of scaled cosines with K templates. The predictor is dropped at inference.
 
     Args:
-        sites: where; a site's `alpha` is not used.
+        sites: where labels are predicted; a site's `alpha` is not used.
 
     Terms: `kd/<role>` for each site.
+
+    Examples:
+        >>> QUEST([Site("stage2", KMeansSupervision(K=64, tau=0.1))]).term_names()
+        ('kd/stage2',)
     """
 
     name: ClassVar[str] = "quest"
@@ -52,5 +56,14 @@ class QUEST(PerPixelMethod):
 
 
 def quest(K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.0) -> QUEST:
-    """QUEST at the penultimate layer with K-means labels, as the paper compares with. QUEST itself used τ = 5."""
+    """QUEST at the penultimate layer with K-means labels, as in the paper's comparisons. QUEST's authors use τ = 5.
+
+    Args:
+        K: number of templates.
+        tau: see `KMeansSupervision`.
+
+    Examples:
+        >>> list(quest(K=256).sites)
+        ['penultimate']
+    """
     return QUEST([Site("penultimate", KMeansSupervision(K, tau))])

@@ -1,4 +1,4 @@
-"""What runs where in a model: what every module gives in one forward, and whether it matters."""
+"""A trace of a model: the output shapes of every module in one forward pass, and whether they affect the model's output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from letkd.taps.tap import Taps, check_model, find_module, in_eval_mode, run_onc
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What one module did in a forward.
+class ModuleRun:
+    """One module in a forward pass.
 
     Args:
-        path: of the module, `""` for the model itself.
+        path: of the module; `""` for the model itself.
         module: the module.
-        shapes: of what each of its calls gave, in turn; the name of a type where that was no tensor. Empty where it did not run.
-            Of the model itself its logits, if it returns any.
-        first: shape of the first tensor, if it ran once and gave a tuple.
-        names: other paths that lead to the same module.
-        order: place in the order in which modules were done for the first time; -1 where it did not run.
-        live: whether what it gives depends on the image and reaches the model's output; True if that cannot be found out.
+        shapes: output shape of each of its calls, or the name of its type if it is not a tensor; empty if the module did not run.
+            For the model itself, the shape of its logits, if it returns any.
+        names: other paths of the same module.
+        order: position in the order in which modules first finished; -1 if the module did not run.
+        live: whether the output depends on the image and reaches the model's output; True if this is unknown.
+        first: shape of the first tensor, if the module returned a tuple.
     """
 
     path: str
@@ -36,8 +36,8 @@ class Ran:
     first: tuple[int, ...] | None = None
 
 
-def trace(model: nn.Module, example: Tensor) -> list[Ran]:
-    """What every module gives in one forward (see `run_once`), in the order of `named_modules`."""
+def trace(model: nn.Module, example: Tensor) -> list[ModuleRun]:
+    """Every module in one forward pass (see `run_once`), in the order of `named_modules`."""
     check_model(model)
     shapes: dict[nn.Module, list[tuple[int, ...] | str]] = {}
     firsts: dict[nn.Module, tuple[int, ...]] = {}
@@ -62,7 +62,7 @@ def trace(model: nn.Module, example: Tensor) -> list[Ran]:
     order = {module: i for i, module in enumerate(shapes)}
     live = _live(model, example)
     return [
-        Ran(
+        ModuleRun(
             first,
             module,
             tuple(shapes.get(module, ())),
@@ -76,10 +76,10 @@ def trace(model: nn.Module, example: Tensor) -> list[Ran]:
 
 
 def _live(model: nn.Module, example: Tensor) -> set[nn.Module]:
-    """Modules that give a tensor for each image which depends on the image and reaches the model's output; none if unknown.
+    """Modules whose output, one tensor per image, depends on the image and reaches the model's output; empty if unknown.
 
-    Two images go forward and one gradient goes back. Only the images carry gradients, so that what comes from parameters alone
-    (a table of relative positions) has none, and a weight that starts at zero hides nothing.
+    One forward and one backward pass with two images. Only the images require gradients, so an output that depends only on parameters
+    (such as a table of relative positions) has no gradient, and a dependence is found even if weights are zero.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2, *example.shape[1:], generator=generator).to(example).requires_grad_()
@@ -98,7 +98,7 @@ def _live(model: nn.Module, example: Tensor) -> set[nn.Module]:
                 parameter.requires_grad_(False)
             outputs = [output for output in tensors_in(model(x)) if output.requires_grad]
             gradients = torch.autograd.grad([output.sum() for output in outputs], list(seen.values()), allow_unused=True)
-    except Exception:  # a network that takes one image at a time, that returns no tensors, that has no gradient
+    except Exception:  # the network takes single images only, returns no tensors, or has no gradients
         return set()
     finally:
         for handle in handles:
@@ -109,7 +109,7 @@ def _live(model: nn.Module, example: Tensor) -> set[nn.Module]:
 
 
 def tensors_in(output: Any) -> list[Tensor]:
-    """What a model answers: its logits, or if it has none every tensor that it returns."""
+    """A model's logits or, if it has none, every tensor that it returns."""
     if (logits := logits_in(output)) is not None:
         return [logits]
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
@@ -118,9 +118,9 @@ def tensors_in(output: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def pixels_reach(model: nn.Module, path: str, layout: Layout, example: Tensor) -> bool:
-    """Whether the pixels in the output of a module reach the model's output: NaN in their place would.
+    """Whether the pixels in a module's output reach the model's output; tested by replacing them with NaN.
 
-    Tokens of patches need not: behind its last attention a network may read the class token alone.
+    Patch tokens may not: after its last attention, a network may read only the class token.
     """
 
     def spoil(module: nn.Module, args: tuple, output: Any) -> Any:
@@ -130,7 +130,7 @@ def pixels_reach(model: nn.Module, path: str, layout: Layout, example: Tensor) -
     try:
         with in_eval_mode(model):
             return any(bool(output.isnan().any()) for output in tensors_in(model(example)))
-    except Exception:  # a network that refuses NaN read it
+    except Exception:  # a network that raises an error on NaN has read it
         return True
     finally:
         handle.remove()

@@ -10,7 +10,7 @@ from letkd.report.charts import COLOURS, Chart, Series, new_figure, tidy
 from letkd.report.opened import RunOpener
 from letkd.report.page import ReportFiles, text
 from letkd.runs.grid import Cell, Grid, as_html
-from letkd.runs.study import STUDY, Study, read_study, rows_of
+from letkd.runs.study_file import STUDY, Study, read_study, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
