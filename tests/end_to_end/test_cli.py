@@ -27,7 +27,8 @@ def test_help_needs_no_torch():
     code += "print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for verb in ("demo", "train", "fit", "eval", "compare", "methods"):
-        assert re.search(rf"^\s+{verb} ", done.stdout, re.M)
+        assert re.search(rf"^\s+{verb}  +[A-Z].*\.$", done.stdout, re.M), "a whole sentence"
+    assert "...\n" not in done.stdout.partition("Commands:")[2]
     assert done.stdout.splitlines()[-1] == "False False"
 
 

@@ -44,21 +44,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.demo)
-app.command("train")(train.train)
-app.command("fit")(fit.fit)
-app.command("eval")(evaluate.evaluate)
-app.command("export")(export.export)
-app.command("predict")(predict.predict)
-app.command("compare")(compare.compare)
-app.command("search")(search.search)
-app.command("report")(report.report)
-app.command("analyse")(analyse.analyse)
-app.command("methods")(methods.methods)
-app.command("models")(models.models)
-app.command("taps")(taps.taps)
-app.command("list")(cells.cells)
-app.command("show")(show.show)
+for command, name, summary in (
+    (demo.demo, "demo", "Train on digits in minutes, and print a table."),
+    (train.train, "train", "Train a student, with or without a teacher."),
+    (fit.fit, "fit", "Fit the teacher's supervision, without training."),
+    (evaluate.evaluate, "eval", "Evaluate a student or any network."),
+    (export.export, "export", "Export a trained student."),
+    (predict.predict, "predict", "Classify images."),
+    (compare.compare, "compare", "Train a student with several methods: one table."),
+    (search.search, "search", "Search for a recipe's best values."),
+    (report.report, "report", "Write an HTML report of runs."),
+    (analyse.analyse, "analyse", "Run an analysis of the paper."),
+    (methods.methods, "methods", "List the methods."),
+    (models.models, "models", "List the networks of the zoo."),
+    (taps.taps, "taps", "Show a network's modules, and propose taps."),
+    (cells.cells, "list", "List the cells, with the paper's accuracy."),
+    (show.show, "show", "Show a resolved recipe."),
+):
+    app.command(name, short_help=summary)(command)
 app.add_typer(data.app, name="data")
 
 
