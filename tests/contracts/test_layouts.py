@@ -209,7 +209,7 @@ def test_kd_with_a_backbone_gets_a_sentence():
     for teacher in (ViT(num_classes=0), nn.Sequential(ViT(num_classes=0))):
         with pytest.raises(
             UnsupportedPair,
-            match=r"kd reads the teacher's logits, and \w+ has no classifier: give a teacher that has one, or use",
+            match=r"kd reads the teacher's logits, and \w+ has no classifier; use a teacher that has one, or a method",
         ):
             Distiller(a_net(4, seed=0), teacher, KD(), example=EXAMPLE)
 
@@ -236,7 +236,7 @@ def test_weights_without_a_classifier_teach_features_and_nothing_else(letkd, tmp
     assert "teacher own.py:backbone: 1" not in err  # its accuracy is not measured
     code, _, err = letkd("train", "digits/tiny/kd", *teacher, "--quick", "--out", "kd")
     assert (code, err.count("Traceback")) == (2, 0)
-    assert "kd reads the teacher's logits, and own.py:backbone with the weights body.safetensors has no classifier; give" in err
+    assert "kd reads the teacher's logits, and own.py:backbone with the weights body.safetensors has no classifier; use" in err
     code, _, err = letkd("eval", "own.py:backbone", "--weights", "body.safetensors", "--data", "digits")
     assert (code, "2 missing keys" in err) == (2, True)
 

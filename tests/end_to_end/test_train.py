@@ -223,7 +223,7 @@ def test_a_mask_of_infinities_is_no_divergence():
 def test_no_test_images_are_told_before_anything_is_written(tmp_path, monkeypatch):
     read = loop.read_data
     monkeypatch.setattr(loop, "read_data", lambda recipe: dataclasses.replace(d := read(recipe), test=d.test.subset(NONE)))
-    with pytest.raises(DataError, match="digits has no test images, and a run reports the accuracy on them"):
+    with pytest.raises(DataError, match="digits has no test images, but a run reports the accuracy on them"):
         loop.train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

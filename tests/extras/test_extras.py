@@ -269,7 +269,7 @@ def test_a_backbone_of_transformers_teaches_features_and_kd_is_refused(letkd, ba
     assert code == 0, err
     assert "penultimate=layernorm:tokens" in err
     code, _, err = letkd("train", "digits/tiny/kd", *teacher, "--out", "kd")
-    assert (code, "kd reads the teacher's logits, and" in err, "has no classifier; give a teacher" in err) == (2, True, True)
+    assert (code, "kd reads the teacher's logits, and" in err, "has no classifier; use a teacher" in err) == (2, True, True)
 
 
 def test_weights_of_timm_without_a_classifier_are_a_backbone(letkd, tmp_path):

@@ -168,7 +168,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         for method in methods:
             if why := method.why_labels():
                 raise UnsupportedPair(
-                    f"{method.name} cannot learn from {data.name}, which has no labels: {why}; use a method that reads features alone "
+                    f"{method.name} cannot learn from {data.name}, which has no labels: {why}; use a method that reads only features "
                     "(letkd-1, quest), or add labelled images"
                 )
     if recipe.data.mix != "none":

@@ -39,7 +39,7 @@ def evaluate_student(
     """Accuracy of a run's student, or of a student file, on a split of the run's data set or of `data`.
 
     Args:
-        student: the network's name, if it is not a built-in model (code is never run because a file names it) or if the file holds
+        student: the network's name, if it is not a built-in model (code is never run only because a file names it) or if the file holds
             plain weights.
         mean, std: per channel; default: those of the file or of the data set.
         size: of the images; default: the student's training size.

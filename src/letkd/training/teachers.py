@@ -47,8 +47,8 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
     if is_backbone(model):
         order = None
         foreign = (
-            f"{table.model} with the weights {table.weights} has no classifier; give a teacher that has one, or use a method that "
-            "reads features alone (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+            f"{table.model} with the weights {table.weights} has no classifier; use a teacher that has one, or a method that "
+            "reads only features (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
         )
     teacher_input = TeacherInput(
         mean=_three(table.mean or facts.mean or data.mean),
@@ -136,7 +136,7 @@ def _match(classes: tuple[str, ...], data: Dataset) -> tuple[tuple[int, ...] | N
         return tuple(classes.index(name) for name in data.classes), ""
     return None, (
         f"the teacher's classes are not those of {data.name}: it has {_first_names(classes)} and the data {_first_names(data.classes)}; "
-        "give a teacher with the same classes or use a method that reads features alone. If only the names differ, list them in the "
+        "use a teacher with the same classes, or a method that reads only features. If only the names differ, list them in the "
         'order of its logits as teacher.classes, or set teacher.classes = "data" if the order is the same'
     )
 
