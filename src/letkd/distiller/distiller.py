@@ -17,8 +17,9 @@ from letkd.distiller.offline import fit_parts
 from letkd.distiller.step import Step
 from letkd.distiller.task import Criterion, Task, class_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
+from letkd.distiller.weights import AutoWeights, Weight, check_weights
 from letkd.distributed.processes import objects_of_all, rank
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
 from letkd.progress import track
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
@@ -42,7 +43,8 @@ class Distiller(nn.Module):
         student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
         teacher: the same; put in eval mode, its parameters frozen, kept out of `state_dict()` and `parameters()`. None for plain CE.
         methods: one method or a list of them; none for plain CE.
-        weights: λ by term name, 1 where not named. `ce` is the cross-entropy; a task's terms have the names that it gives them.
+        weights: λ by term name, 1 where not named. `ce` is the cross-entropy; a task's terms have the names that it gives them. `"auto"`
+            sets the weight of a method's term from gradients in the first steps (`AutoWeights`), `"auto:0.5"` half of that.
         student_taps, teacher_taps: role -> module path (or `Tap`), for models that carry no table or to overrule it.
         teacher_input: what the teacher sees instead of the student's images (`letkd.TeacherInput`), if it was trained on images of
             another normalisation or size, or with its classes in another order. Applied in every step, in `fit` and in the cache.
@@ -82,7 +84,7 @@ class Distiller(nn.Module):
         teacher: nn.Module | None = None,
         methods: Method | Sequence[Method] = (),
         *,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, Weight] | None = None,
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
@@ -111,6 +113,7 @@ class Distiller(nn.Module):
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
         self._channels: int | None = known  # of the images
         self._reach = Reach()
+        self.auto: AutoWeights | None = None  # with automatic weights
         self.cache: TeacherCache | None = None  # if set, steps read what they need of the teacher from it
         for method in methods:
             method.fused, method.images = fused, images
@@ -129,20 +132,21 @@ class Distiller(nn.Module):
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise LetkdError(f"the student {type(student).__name__} has no parameter that can be trained; give one that has")
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, Weight]) -> None:
         """λ by term name, 1 where not named. A method whose terms all weigh 0 is left out of the step."""
-        names = [name for method in self._methods() for name in method.term_names()]
+        places = {name: method.measured_at(name) for method in self._methods() for name in method.term_names()}
+        names = [name for method in self._methods() for name in method.term_names()]  # with duplicates
         # What a task's terms are called is known once it has run.
-        names = [*(["ce"] if self.task is None else [name for name in weights if name not in names]), *names]
-        unknown = [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]
-        if unknown:
-            raise LetkdError(f"there is a weight for {', '.join(unknown)}, and the terms are {', '.join(names)}")
-        if twice := [name for name, n in Counter(names).items() if n > 1]:
-            raise LetkdError(f"two methods give the term {twice[0]!r}, and only one of them would count; drop one")
-        self.weights = {name: float(weights.get(name, 1.0)) for name in names}
+        own = ["ce"] if self.task is None else [name for name in weights if name not in names]
+        self.weights = check_weights(weights, [*own, *names], own=own)
+        self.auto = AutoWeights.of(self.weights, places, self.auto)
         if self.task is None and not any(self.weights.values()):
-            raise LetkdError(f"all terms ({', '.join(names)}) weigh 0; there is nothing to learn from")
+            raise LetkdError(f"all terms ({', '.join(self.weights)}) weigh 0; there is nothing to learn from")
         self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
+
+    def auto_weights(self) -> dict[str, float]:
+        """The values of automatic weights by term; waits for the device."""
+        return {} if self.auto is None else self.auto.as_numbers(self.weights)
 
     def _build(
         self,
@@ -151,7 +155,7 @@ class Distiller(nn.Module):
         student_taps: Mapping[str, Tap | str] | None,
         teacher_taps: Mapping[str, Tap | str] | None,
         example: Tensor | None,
-        weights: Mapping[str, float],
+        weights: Mapping[str, Weight],
     ) -> None:
         if example is None:
             example = example_for(self.student, teacher)
@@ -213,12 +217,13 @@ class Distiller(nn.Module):
         view = View(batch, student, *self._read_teacher(batch), same_classes=self.same_classes)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
-        terms = self._own_terms(output, logits, batch)  # (3.2): L_CE
+        terms = dict(own := self._own_terms(output, logits, batch))  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
+        weights = self.weights if self.auto is None else self.auto.weigh(self.weights, own, terms, student, checks=self.checks)
         # A term of weight 0 is left out, not multiplied by 0: what only it reaches then has no gradient and is not decayed.
-        weighed = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
-        loss = torch.stack([weight * term for weight, term in weighed if weight]).sum()  # (3.2)
+        weighed = [weights.get(name, 1.0) * term for name, term in terms.items() if self.weights.get(name, 1.0)]
+        loss = torch.stack(weighed).sum()  # (3.2)
         # Labels from a table hide the teacher's NaN from the loss, so its features are checked, too.
         finite = all_finite([loss.detach(), *view.teacher.values()])
         if self.checks and not finite:

@@ -286,6 +286,10 @@ class Method(nn.Module):
         """Layers in the student that its own loss must train, by module path: the term of each."""
         return {}
 
+    def measured_at(self, term: str) -> tuple[str, ...]:
+        """The student's roles at which gradients are compared for an automatic weight of a term."""
+        return tuple(self.reads.student) or ("logits",)
+
     def lessons(self) -> Lessons | None:
         """What a cache must keep for this method; None if its steps need whole maps of the teacher, which no cache keeps."""
         return None
