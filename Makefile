@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LIGHTNING := $(VENV)/lightning
 EXTRAS := .venv-extras
 
-.PHONY: demo test check fast browser test-extras lint types docs wheel-test bench clean
+.PHONY: demo test check fast browser test-extras lint types docs wheel-test bench evidence clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -52,6 +52,11 @@ wheel-test: $(READY)
 
 bench: $(READY)
 	for part in step layer cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
+
+# The smallest pair of docs/evidence.md from official files: make evidence DATA=FOLDER TEACHER=FILE [SEEDS=5] [EPOCHS=6] [ROWS=ce,kd]
+evidence: $(READY)
+	@$(BIN)/python evidence/run.py --data "$(DATA)" --teacher "$(TEACHER)" --rows "$(ROWS)" \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(EPOCHS),--epochs $(EPOCHS))
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

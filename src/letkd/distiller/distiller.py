@@ -17,8 +17,9 @@ from letkd.distiller.offline import fit_parts
 from letkd.distiller.step import Step
 from letkd.distiller.task import Criterion, Task, class_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
+from letkd.distiller.weights import AutoWeights, Weight, check_weights
 from letkd.distributed.processes import objects_of_all, rank
-from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair, nearest
+from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
 from letkd.progress import track
 from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
@@ -42,7 +43,8 @@ class Distiller(nn.Module):
         student: any `nn.Module` that maps images to logits. Methods may graft layers into it, in place.
         teacher: the same; set to eval mode and frozen; not part of `state_dict()` and `parameters()`. None for plain cross-entropy.
         methods: one method or a list of methods; empty for plain cross-entropy.
-        weights: λ by term name; default: 1. `ce` is the cross-entropy; a task names its own terms.
+        weights: λ by term name; default: 1. `ce` is the cross-entropy; a task names its own terms. `"auto"` sets the weight of a
+            method's term from gradients in the first steps (`AutoWeights`), `"auto:0.5"` half of that.
         student_taps, teacher_taps: module path (or `Tap`) by role, for models without a role table or to override it.
         teacher_input: the teacher's own input (`letkd.TeacherInput`), if it was trained with another normalisation or image size, or
             with another order of classes. Applied in every step, in `fit` and in the cache.
@@ -82,7 +84,7 @@ class Distiller(nn.Module):
         teacher: nn.Module | None = None,
         methods: Method | Sequence[Method] = (),
         *,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, Weight] | None = None,
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
@@ -111,6 +113,7 @@ class Distiller(nn.Module):
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
         self._channels: int | None = known  # of the images
         self._reach = Reach()
+        self.auto: AutoWeights | None = None  # if weights are automatic
         self.cache: TeacherCache | None = None  # if set, steps read the teacher's outputs from it
         for method in methods:
             method.fused, method.images = fused, images
@@ -131,20 +134,21 @@ class Distiller(nn.Module):
                 f"the student {type(student).__name__} has no trainable parameters; use one that has, or unfreeze some"
             )
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, Weight]) -> None:
         """Set λ by term name; default: 1. A method whose terms all have weight 0 is left out of the step."""
-        names = [name for method in self._methods() for name in method.term_names()]
+        places = {name: method.measured_at(name) for method in self._methods() for name in method.term_names()}
+        names = [name for method in self._methods() for name in method.term_names()]  # with duplicates
         # The names of a task's terms are known only after it has run.
-        names = [*(["ce"] if self.task is None else [name for name in weights if name not in names]), *names]
-        unknown = [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]
-        if unknown:
-            raise LetkdError(f"there is a weight for {', '.join(unknown)}, but the terms are {', '.join(names)}")
-        if twice := [name for name, n in Counter(names).items() if n > 1]:
-            raise LetkdError(f"two methods have the term {twice[0]!r}, but only one of them would count; remove one method")
-        self.weights = {name: float(weights.get(name, 1.0)) for name in names}
+        own = ["ce"] if self.task is None else [name for name in weights if name not in names]
+        self.weights = check_weights(weights, [*own, *names], own=own)
+        self.auto = AutoWeights.of(self.weights, places, self.auto)
         if self.task is None and not any(self.weights.values()):
-            raise LetkdError(f"all terms ({', '.join(names)}) have weight 0, so there is nothing to learn; set a weight")
+            raise LetkdError(f"all terms ({', '.join(self.weights)}) have weight 0, so there is nothing to learn; set a weight")
         self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
+
+    def auto_weights(self) -> dict[str, float]:
+        """The values of automatic weights by term; waits for the device."""
+        return {} if self.auto is None else self.auto.as_numbers(self.weights)
 
     def _build(
         self,
@@ -153,7 +157,7 @@ class Distiller(nn.Module):
         student_taps: Mapping[str, Tap | str] | None,
         teacher_taps: Mapping[str, Tap | str] | None,
         example: Tensor | None,
-        weights: Mapping[str, float],
+        weights: Mapping[str, Weight],
     ) -> None:
         if example is None:
             example = example_for(self.student, teacher)
@@ -213,12 +217,13 @@ class Distiller(nn.Module):
         view = View(batch, student, *self._read_teacher(batch), same_classes=self.same_classes)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
-        terms = self._own_terms(output, logits, batch)  # (3.2): L_CE
+        terms = dict(own := self._own_terms(output, logits, batch))  # (3.2): L_CE
         for method in self._active:
             terms |= method.terms(view)
+        weights = self.weights if self.auto is None else self.auto.weigh(self.weights, own, terms, student, checks=self.checks)
         # A term of weight 0 is left out, not multiplied by 0: parameters that only it depends on get no gradient and no decay.
-        weighted = [(self.weights.get(name, 1.0), term) for name, term in terms.items()]
-        loss = torch.stack([weight * term for weight, term in weighted if weight]).sum()  # (3.2)
+        weighted = [weights.get(name, 1.0) * term for name, term in terms.items() if self.weights.get(name, 1.0)]
+        loss = torch.stack(weighted).sum()  # (3.2)
         # With labels from a table, NaN in the teacher's features would not reach the loss, so the features are checked, too.
         finite = all_finite([loss.detach(), *view.teacher.values()])
         if self.checks and not finite:

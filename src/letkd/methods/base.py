@@ -302,6 +302,10 @@ class Method(nn.Module):
         """Term of each layer in the student that the student's own loss must train, by module path."""
         return {}
 
+    def measured_at(self, term: str) -> tuple[str, ...]:
+        """The student's roles at which gradients are compared for an automatic weight of a term."""
+        return tuple(self.reads.student) or ("logits",)
+
     def lessons(self) -> Lessons | None:
         """What a cache must store for this method; None if its steps need whole maps of the teacher, which are not cached."""
         return None

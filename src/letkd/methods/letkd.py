@@ -49,6 +49,9 @@ class LetKD(PerPixelMethod):
         else:
             self.reads.student[f"{site.role}.a"] = Tap(f"{path}.omega", channels=K)
 
+    def measured_at(self, term: str) -> tuple[str, ...]:
+        return (f"{term.removeprefix('kd/')}.x",)
+
     def scores(self, role: str, view: View) -> Scores:
         read = view.student
         omega = self._layers[role].omega.kernels()

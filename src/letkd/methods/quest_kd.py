@@ -46,6 +46,9 @@ class QUEST(PerPixelMethod):
         assert isinstance(found, CosineConv1x1)
         return found
 
+    def measured_at(self, term: str) -> tuple[str, ...]:
+        return (term.removeprefix("kd/"),)
+
     def scores(self, role: str, view: View) -> Scores:
         x, predictor = view.student[role], self.templates(role)
         omega = predictor.kernels()

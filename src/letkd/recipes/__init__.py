@@ -15,7 +15,7 @@ from letkd.recipes.own_size import own_size_layer
 from letkd.recipes.quick import quick_layer
 from letkd.recipes.scale import scaled_layer
 from letkd.recipes.schema import Recipe, full_path, validate
-from letkd.recipes.tables import dotted, has, leaves, merge, with_taps_as_text
+from letkd.recipes.tables import dotted, has, leaves, merge, with_auto_weights, with_taps_as_text
 
 HERE = Path(__file__).parent
 MAX_DOTS = 20  # in a key: more than any recipe has
@@ -108,7 +108,7 @@ def resolve_with_sources(
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
     layers += [("--set", parse_setting(text)) for text in settings]
-    layers = [(source, with_taps_as_text(layer)) for source, layer in layers]
+    layers = with_auto_weights([(source, with_taps_as_text(layer)) for source, layer in layers])
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
     for derive in (scaled_layer, label_free_layer, own_size_layer):

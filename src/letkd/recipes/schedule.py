@@ -49,6 +49,10 @@ def why_not_extended(old: Recipe, new: Recipe) -> str | None:
     epochs = old.train.epochs
     if new.train.epochs <= epochs:
         return f"it has {epochs} epochs, and {new.train.epochs} are not more"
+    if auto := [name for name, weight in old.weights.items() if isinstance(weight, str)]:
+        return (
+            f"the automatic weight of {auto[0]!r} is measured in the first tenth of {epochs} epochs, not of {new.train.epochs}"
+        )
     steps = max(1, MAX_STEPS // epochs)
     for done in range(epochs * steps):
         before, after = lr_factor(done, old, steps), lr_factor(done, new, steps)

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from letkd.errors import RecipeError, nearest
-from letkd.limits import LARGEST_SIDE, STEEPEST
+from letkd.limits import LARGEST_SIDE, STEEPEST, parse_weight
 
 MAX_OPERATIONS = 100  # per image
 MAX_WORKERS = 256  # processes that decode: a larger number is a typing error and would overload the machine
 MAX_COUNT = 2**31 - 1  # of any counted quantity
-Weights = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
+Numbers = dict[str, Annotated[float, Field(ge=0, le=STEEPEST)]]
+Weights = dict[str, Annotated[float | str, BeforeValidator(parse_weight)]]
 Channel = Annotated[float, Field(ge=-STEEPEST, le=STEEPEST)]
 Plain = Literal["none", "crop", "rotate", "resized-crop"]
 Rand = Literal["randaugment", "crop+randaugment", "rotate+randaugment", "resized-crop+randaugment"]
@@ -223,7 +224,7 @@ class Phase(_Table):
     """A number of epochs before the main training, with their own weights and a constant learning rate."""
 
     epochs: int = Field(ge=1, le=MAX_COUNT, description="number of epochs")
-    weights: Weights = Field(description="of the loss terms in this phase")
+    weights: Numbers = Field(description="of the loss terms in this phase")
     lr: float | None = Field(default=None, gt=0, le=STEEPEST, description="learning rate; default: optim.lr")
 
 
@@ -248,7 +249,10 @@ class Recipe(_Table):
     methods: dict[str, dict[str, Any]] = Field(
         default={}, description="methods by name, each with its settings; without any, plain training"
     )
-    weights: Weights = Field(default={}, description="weights of the loss terms by name; default: 1 per term")
+    weights: Weights = Field(
+        default={},
+        description="weights of the loss terms by name: numbers, or auto to measure them (docs/training.md); default: 1 per term",
+    )
     phases: list[Phase] = Field(default=[], description="phases before the main training")
     probe: Probe | None = Field(default=None, description="labelled images to evaluate the student's features on")
 

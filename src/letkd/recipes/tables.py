@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from letkd.errors import RecipeError, nearest
@@ -37,6 +37,24 @@ def with_taps_as_text(layer: dict[str, Any]) -> dict[str, Any]:
         if isinstance(network, Mapping) and isinstance(taps, Mapping):
             written = {role: _tap_as_text(tap, f"{side}.taps.{role}") for role, tap in taps.items()}
             found[side] = {**network, "taps": written}
+    return found
+
+
+def with_auto_weights(layers: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """The layers, with `weights = "auto"` in one of them applied to every term but `ce` that the layers below it give a weight."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    below: dict[str, Any] = {}
+    for source, layer in layers:
+        if isinstance(weights := layer.get("weights"), str):
+            known = below.get("weights", {})
+            names = (
+                [name for name, weight in known.items() if name != "ce" and weight != 0] if isinstance(known, Mapping) else []
+            )
+            if not names:
+                raise RecipeError(f'{source}: weights = "{weights}" applies to no term; name one, as in weights.kd = "auto"')
+            layer = {**layer, "weights": dict.fromkeys(names, weights)}
+        found.append((source, layer))
+        below = merge(below, layer)
     return found
 
 

@@ -91,18 +91,34 @@ def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:
 
 
 def _losses(pair: str, group: Group) -> list[Chart]:
-    names = {name for run in group.runs for row in run.rows for name in row if name not in NOT_TERMS}
+    names = {
+        name
+        for run in group.runs
+        for row in run.rows
+        for name in row
+        if name not in NOT_TERMS and not name.startswith("weight/")
+    }
     order = ["loss", *sorted(names, key=lambda name: (name != "ce", name))] if len(names) > 1 else sorted(names)
     series = [by_epoch(group, lambda row, name=name: row.get(name), name, k) for k, name in enumerate(order)]
     if not series or not last_epoch(group):
         return []
     weights = group.runs[0].recipe.weights
-    terms = ", ".join(f"{name} × {weights.get(name, 1.0):g}" for name in order if name != "loss")
+    measured = group.runs[0].rows[-1]
+    terms = ", ".join(
+        f"{name} × {_weight(weights.get(name, 1.0), measured.get(f'weight/{name}'))}" for name in order if name != "loss"
+    )
     note = f"Terms without their weights; loss = the sum of {terms}." if len(order) > 1 else ""
     title = f"Loss: {group.title}"
     return [
         Chart(f"loss-{group.key}", title, "epoch", "loss", list(range(1, last_epoch(group) + 1)), series, note=note, group=pair)
     ]
+
+
+def _weight(weight: float | str, measured: float | None) -> str:
+    """A weight as text; of an automatic one also its last value."""
+    if not isinstance(weight, str):
+        return f"{weight:g}"
+    return weight if measured is None else f"{measured:.4g} ({weight})"
 
 
 def training(groups: Sequence[Group]) -> Grid | None:

@@ -22,7 +22,7 @@ class Result:
     training on validation images, or on training images without a validation split; None without a teacher or if its classes differ.
     Without labels there is no accuracy; `held_out` then has the distillation terms on the validation images. `probe` has the accuracy
     (%) of classifiers on the student's features, `knn` and `linear`. `cpu_seconds` is the processor time of the first process, without
-    that of its worker processes.
+    that of its worker processes. `auto_weights` has the measured values of automatic weights.
     """
 
     last_test: Percent | None
@@ -40,6 +40,7 @@ class Result:
     held_out: dict[Name, float] = field(default_factory=dict)
     probe: dict[Name, Percent] = field(default_factory=dict)
     cpu_seconds: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    auto_weights: dict[Name, float] = field(default_factory=dict)
 
 
 class EpochRow(BaseModel):

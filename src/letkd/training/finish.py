@@ -99,6 +99,7 @@ def finish(evaluation: Evaluation, steps: Steps, state: State, clock: Clock) -> 
         ema_val=None if ema_val is None else ema_val.top1,
         held_out=held_out,
         probe=probed,
+        auto_weights=steps.distiller.auto_weights(),
     )
     if first:
         run.finish(result)

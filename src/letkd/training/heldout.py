@@ -25,7 +25,7 @@ def held_out_terms(
     weights, cache = distiller.weights, distiller.cache
     methods = [method for method in distiller.methods if isinstance(method, Method)]
     omitted = {"ce", *(name for method in methods if method.knows_images for name in method.term_names())}
-    wanted = {name: 0.0 if name in omitted else weight for name, weight in weights.items()}
+    wanted = {name: float(bool(weight) and name not in omitted) for name, weight in weights.items()}
     if not any(wanted.values()):
         return {}
     sums: dict[str, float] = {}

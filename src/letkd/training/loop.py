@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 READ_SECONDS = 1.0  # between two reads of the loss from the device
+AUTO_SHARE = 0.1  # of the steps of the main training, in which automatic weights are measured
 OnStep = Callable[[State], object]
 
 
@@ -136,6 +138,8 @@ class _Run:
         self.agreement = Agreement(request, fabric.device, 60 * save_minutes)
         self.evaluation = Evaluation(fabric, run, data, self._check_stop)
         self.sample = next(iter(eval_loader(self.recipe, data, data.train)))  # for the health of the layers
+        if distiller.auto is not None:
+            distiller.auto.steps = ceil(AUTO_SHARE * self.recipe.train.epochs * self.steps)
         self.state = self._resume()
         if self.state.teacher_top1 is None:
             self.state.teacher_top1 = measure_teacher(distiller, self.recipe, data)
@@ -181,12 +185,21 @@ class _Run:
             batch = replace(batch.to(self.fabric.device), epoch=number)
             step = self.learner.take(batch, self._lr_factor(phase, before + state.step), done=state.step, of=self.steps)
             self.distiller.checks = False
+            self._tell_weights()
             self.tally.add(step, batch.y, self.learner.norms, self.learner.gradients)
             state.step += 1
             self._note_progress(book)
             self.on_step(state)
             self._after_step()
         return recipe.optim.lr * self._lr_factor(phase, before)
+
+    def _tell_weights(self) -> None:
+        """Print automatic weights once they are constant."""
+        if self.distiller.auto is None or self.state.weights_told or not self.distiller.auto.done:
+            return
+        self.state.weights_told = True
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.distiller.auto_weights().items())
+        say(f"automatic weights after {self.distiller.auto.steps} steps: {values}")
 
     def _lr_factor(self, phase: Phase | None, done: int) -> float:
         """Learning rate of the next step of a phase or of the main training, as a multiple of the first rate, after `done` of its steps."""
@@ -257,6 +270,7 @@ class _Run:
         row |= {name: value / steps for name, value in sums.items()}
         row |= {f"val/{name}": value for name, value in self.evaluation.held_out(self.distiller).items()}
         row |= {"val_top1": None if val is None else val.top1, "seconds": state.seconds}
+        row |= {f"weight/{name}": value for name, value in self.distiller.auto_weights().items()}
         if averaged is not None:
             row["ema_val_top1"] = averaged.top1
         if state.epoch == 1 and state.teacher_top1 is not None:

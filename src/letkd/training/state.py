@@ -28,6 +28,7 @@ class State:
     teacher_top1: float | None = None
     precision: dict[str, Any] = field(default_factory=dict)
     updates: int = 0
+    weights_told: bool = False
 
 
 class Clock:

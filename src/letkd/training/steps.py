@@ -34,8 +34,8 @@ class Steps:
         self._compiled: AbstractContextManager[None] = nullcontext()
         if recipe.train.compile:
             self._compiled = CompiledParts(distiller.student, read={tap.path for tap in distiller.student_reads.values()})
-        # The buffers of the methods are already the same in every process; DDP need not broadcast them at every step.
-        ignored = [name for name, _ in distiller.named_buffers() if name.startswith("methods.")]
+        # These buffers are already the same in every process; DDP need not broadcast them at every step.
+        ignored = [name for name, _ in distiller.named_buffers() if name.startswith(("methods.", "auto."))]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", ignored)
         if is_distributed():
             distiller.register_forward_hook(_detach_all_but_loss)
