@@ -19,8 +19,10 @@ test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
 check: $(READY)
 	$(MAKE) --no-print-directory -j 3 lint types fast
 
+# The other folders hold slow tests only, and importing them takes seconds.
 fast: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (slow or browser or processes or storm)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (slow or browser or processes or storm)" \
+		tests/unit tests/oracles tests/contracts tests/paper tests/docs
 
 # timm, torchvision and transformers are not installed in the first environment: the core must work, and is tested, without them. Ray,
 # MLflow's server and wandb are large.

@@ -360,6 +360,7 @@ def test_every_trainable_parameter_gets_a_gradient(method, pair):
         assert parameter.grad.abs().max() > 0 or key.endswith("0.bias"), key
 
 
+@pytest.mark.slow
 @every_case
 def test_the_loss_falls_on_one_batch(method, pair):
     distiller = a_distiller(method(), pair, weights={"ce": 0.0})

@@ -199,6 +199,7 @@ DEFINITIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_the_network_computes_its_definition(name):
     model = create_model(name, num_classes=5)

@@ -384,6 +384,7 @@ def one_sample(n: int, capacity: int, *, seed: int, h: int = 1, w: int = 1, batc
     return drawn(reservoir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "h", "w"), [(60, 1, 1), (5, 4, 3)])
 def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
     trials, capacity = 200, 15
@@ -398,6 +399,7 @@ def test_reservoir_keeps_every_pixel_equally_often(n, h, w):
     assert chi2.ppf(0.001, 59) < statistic < chi2.ppf(0.999, 59)
 
 
+@pytest.mark.slow
 def test_reservoir_keeps_pairs_of_neighbours_as_often_as_any_pair():
     trials = 200
     together = sum(

@@ -293,6 +293,7 @@ def test_a_half_unpacked_folder_that_is_still_growing_is_left_alone(tmp_path):
     assert not half.exists()
 
 
+@pytest.mark.slow
 def test_the_report_sweeps_what_a_killed_one_left(tmp_path, monkeypatch):
     a_run(tmp_path / "run")
     scraps = [tmp_path / scrap_name("report.html"), tmp_path / "report" / scrap_name("table.md")]
