@@ -1,5 +1,6 @@
 """`letkd search`: shared by processes, resumed after a kill, blind to the test split until the end."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from letkd.training.finish import Evaluation
 optuna = pytest.importorskip("optuna")
 
 SMALL = ["data.fraction=0.05", "train.steps=2", "train.epochs=3", "student.model=resnet8_tiny", "data.workers=0"]
+TRIALS = 20 if importlib.util.find_spec("ray") else 8  # twenty by make test-extras; eight, for time, by make test
 OVER = ["--over", "optim.lr=log:0.001..0.5", "--over", "optim.momentum=0.0..0.95"]
 GIVEN = ["search", "digits/tiny/ce", *(part for text in SMALL for part in ("--set", text)), *OVER, "--final-trials", "1"]
 
@@ -122,12 +124,12 @@ def one_of_two_killed(given: Sequence[object], out: str, trials: int, cwd: Path,
 def test_two_processes_one_killed_end_with_all_trials_and_the_best_of_one_process(tmp_path):
     """With random proposals and no pruning a trial depends on seed and number alone, so the best is the same."""
     given = [*GIVEN, "--sampler", "random", "--pruner", "none"]
-    alone = started(*given, "--trials", 8, "--out", "alone", cwd=tmp_path)
+    alone = started(*given, "--trials", TRIALS, "--out", "alone", cwd=tmp_path)
     _, err = alone.communicate(timeout=900)
     assert alone.returncode == 0, err
-    number, err = one_of_two_killed(given, "two", 8, tmp_path, epochs=3)
+    number, err = one_of_two_killed(given, "two", TRIALS, tmp_path, epochs=3)
     one, two = ({t.number: (t.params, t.value, t.state.name) for t in trials_of(tmp_path / name)} for name in ("alone", "two"))
-    assert len(two) == 8
+    assert len(two) == TRIALS
     assert two == one, f"trial {number} was killed"
     assert read_study(tmp_path / "two").best == read_study(tmp_path / "alone").best
     assert "may find another best" not in err

@@ -292,7 +292,8 @@ def _sentence(item: Any) -> str:
 def _sibling_keys(loc: tuple) -> list[str]:
     table: Any = Recipe
     for part in loc[:-1]:
-        annotation = table.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        table = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+        if isinstance(part, str):  # numbers are positions in a list of tables
+            annotation = table.model_fields[part].annotation
+            options = [annotation, *getattr(annotation, "__args__", ())]
+            table = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
     return list(table.model_fields)

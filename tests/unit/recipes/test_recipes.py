@@ -431,3 +431,8 @@ def test_a_folder_of_images_has_the_input_size_of_a_student_from_the_zoo(name, s
 
 def test_a_data_set_keeps_its_own_size():
     assert resolve(None, method="ce", overrides={"data.name": "cifar10", "student.model": "resnet18"}).data.size is None
+
+
+def test_an_unknown_key_in_a_list_of_tables_gets_a_sentence():
+    with pytest.raises(RecipeError, match=r"unknown key 'phases\.0\.epoch' \(nearest: epochs, weights\)"):
+        resolve("digits/tiny/kd", settings=["phases=[{epochs=1, weights={}, epoch=3}]"])
