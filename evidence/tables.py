@@ -63,7 +63,10 @@ def results_table(pair: str, runs: Sequence[Run]) -> Grid:
         lines.append(cells)
     columns = ["row", "test %, last epoch", "n", *(head(titles[row]) for row in REFERENCES), "parameters", "time per run"]
     return Grid(
-        PAIRS[pair], columns, lines, [NOTE, TIMES, "Bold: highest mean. Differences within the interval are not significant."]
+        PAIRS[pair],
+        columns,
+        lines,
+        [NOTE, TIMES, "Bold: highest mean. A difference whose interval contains 0 is not significant."],
     )
 
 
