@@ -12,7 +12,7 @@ from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.report.collect import find_groups
 from letkd.report.curves import curves
-from tests.conftest import stop_after
+from tests.support.runs import stop_after
 
 SMALL = [
     *("data.fraction=0.05", "data.batch_size=16", "train.steps=3", "train.epochs=10"),

@@ -12,7 +12,7 @@ from letkd.batch import Batch
 from letkd.distiller import Distiller, weights
 from letkd.errors import LetkdError
 from letkd.methods import AT, KD, Method, letkd1, letkd2, quest
-from tests.conftest import Net, a_distiller, a_stream
+from tests.support.pair import Net, a_distiller, a_stream
 
 CASES: dict[str, tuple[Callable[[], Method], dict[str, str | None]]] = {  # where each term is measured; None: the logits
     "kd": (KD, {"kd": None}),

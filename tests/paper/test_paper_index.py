@@ -40,7 +40,7 @@ def table_under(heading: str, page: Path = PAGE) -> list[list[str]]:
 
 
 INDEX = "From the paper to its lines and tests"
-ARGUED = "Argued in the paper, not computed here"
+ARGUED = "In the paper, but not computed here"
 
 
 def comments() -> list[tuple[Path, int, str]]:

@@ -18,9 +18,11 @@ def searches(monkeypatch):
         return [EntryPoint(name, "json", group) for name in ("two", "one")]
 
     monkeypatch.setattr(plugins, "entry_points", entry_points)
-    plugins.plugins.cache_clear()
+    for cached in (plugins.plugins, plugins.plugin_recipes):
+        cached.cache_clear()
     yield asked
-    plugins.plugins.cache_clear()
+    for cached in (plugins.plugins, plugins.plugin_recipes):
+        cached.cache_clear()
 
 
 def test_installed_packages_are_searched_once_per_group(searches):
