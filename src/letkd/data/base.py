@@ -255,9 +255,7 @@ def register_data(name: str) -> Callable[[Reader], Reader]:
 def unknown_data(name: str) -> DataError:
     """The error for a name that is no data set; for the path of a folder, it says how to read one."""
     if Path(name).is_dir():
-        return DataError(
-            f"{name!r} is a folder, not the name of a data set; name the data set folder, and {name!r} with `root=`"
-        )
+        return DataError(f"{name!r} is a folder, not a data set; use the data set 'folder' with `root={name!r}`")
     return DataError(f"there is no data set {name!r}; nearest: {nearest(name, READERS)}")
 
 
