@@ -17,7 +17,7 @@ test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
 
 # Quick check while working: lint, types and the tests without whole runs, in parallel.
 check: $(READY)
-	$(MAKE) --no-print-directory -j 3 lint types fast
+	$(MAKE) --no-print-directory -j 3 lint types fast TYPES=src
 
 # The other folders hold slow tests only, and importing them takes seconds.
 fast: $(READY)
@@ -39,8 +39,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 
+# Everything, or the folders in TYPES.
 types: $(READY)
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python $(TYPES)
 
 # Warnings are errors, which --quiet would hide; nothing is downloaded. The pages are written to build/site.
 docs: $(READY)

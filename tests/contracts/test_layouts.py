@@ -224,6 +224,7 @@ def backbone(num_classes):
 """
 
 
+@pytest.mark.slow
 def test_weights_without_a_classifier_teach_features_and_nothing_else(letkd, tmp_path):
     """From the command line: letkd-1 runs, kd gets a sentence, and the weights of a whole classifier are asked for whole elsewhere."""
     (tmp_path / "own.py").write_text(OWN)

@@ -8,6 +8,7 @@ from letkd.recipes.schedule import phase_at
 from letkd.training import finish, loop
 
 
+@pytest.mark.slow
 def test_the_test_split_is_read_after_the_last_epoch_only(tmp_path, monkeypatch):
     seen = []
 

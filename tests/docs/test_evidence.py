@@ -66,6 +66,7 @@ def test_a_table_has_every_row_with_its_paired_differences(scripts, tmp_path, pu
     assert len([title for title in scripts.study.rows_of(PAIR).values() if title in rows]) == 13
 
 
+@pytest.mark.slow
 def test_a_change_of_a_number_is_found(scripts, tmp_path, published):
     page, runs = published
     scripts.tables.write(page, tmp_path)

@@ -317,6 +317,7 @@ def test_a_simkd_student_can_teach_the_next():
     assert next_one(a_stream()[0]).terms["simkd"] > 0
 
 
+@pytest.mark.slow
 def test_the_simkd_student_goes_through_torch_export():
     student, x = a_distiller(SimKD(), "larger").export(), images(2)[0]
     program = torch.export.export(student, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))

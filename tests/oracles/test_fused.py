@@ -241,6 +241,7 @@ def test_a_fused_distiller_trains_as_a_plain_one(name, pair):
     assert same_state(plain.state_dict(), other.state_dict())
 
 
+@pytest.mark.slow
 def test_what_is_exported_or_compiled_is_the_plain_form():
     distiller = a_distiller(METHODS["letkd-2"]()).fit(a_stream()).eval()
     x = a_stream()[0].x

@@ -59,6 +59,7 @@ def is_box(mask: torch.Tensor) -> bool:
     return not len(at) or len(at) == int((at.amax(dim=0) - at.amin(dim=0) + 1).prod())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
 def test_shares_come_from_beta(alpha):
     g = torch.Generator().manual_seed(0)
@@ -67,6 +68,7 @@ def test_shares_come_from_beta(alpha):
     assert drawn.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.15)
 
 
+@pytest.mark.slow
 def test_boxes_of_cutmix_follow_the_definition():
     g, draws, inside = torch.Generator().manual_seed(0), [], 0
     for _ in range(2000):

@@ -207,6 +207,7 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PARAMETERS)
 def test_fusions_have_as_many_parameters_as_the_authors(pair):
     """Which all widths and the number of places go into."""

@@ -179,6 +179,7 @@ def calls(tree: ast.AST):
             yield ast.unparse(node.func), node
 
 
+@pytest.mark.slow
 def test_the_source_runs_no_code_from_files():
     used = {name: set() for name in ALLOWED}
     for path in sorted(SRC.rglob("*.py")):

@@ -40,6 +40,7 @@ def faults(value: str) -> tuple[str, int, int]:
     return said, n, held
 
 
+@pytest.mark.slow
 @glibc
 def test_a_block_that_was_freed_is_used_again_without_page_faults():
     (kept, few, held), (off, many, left) = faults("1"), faults("0")

@@ -225,6 +225,7 @@ def test_a_full_disk_keeps_what_came(server, tmp_path, monkeypatch):
     assert "x.bin" not in left_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_stalled_connection_loses_no_byte(server, tmp_path):
     """Each sends a tenth and falls silent: with anything dropped the file would never be whole."""
     done = threading.Event()

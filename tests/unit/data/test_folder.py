@@ -173,6 +173,7 @@ def test_a_file_that_cannot_be_decoded_is_refused_by_name_when_it_is_read(tree, 
     assert "replace the file, or skip such files with data.corrupt=skip (`letkd data check` lists them)" in told
 
 
+@pytest.mark.slow
 def test_skipping_is_as_if_the_files_were_not_there(tree, said):
     bad = [spoil(tree / "ant" / "001.png"), spoil(tree / "bee" / "007.png")]
     skipped = load_data("folder", root=tree, val=0.2, size=16, corrupt="skip", workers=1)

@@ -10,6 +10,7 @@ from letkd.errors import DataError
 from tests.support.trees import a_tiny_imagenet, an_imagenet, spoil
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sorted_val", [False, True])
 def test_tiny_imagenet_by_annotations_or_class_folders(tmp_path, sorted_val):
     home = a_tiny_imagenet(tmp_path, sorted_val=sorted_val)

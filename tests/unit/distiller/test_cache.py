@@ -219,6 +219,7 @@ def test_a_view_half_made_goes_on_and_a_stop_is_heeded_after_each_shard(tmp_path
     assert shards(tmp_path / "half") == shards(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_runs_that_need_the_same_view_at_the_same_time_make_it_once(tmp_path, monkeypatch):
     import letkd.distiller.cache as module
 

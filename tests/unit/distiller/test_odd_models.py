@@ -177,6 +177,7 @@ def test_what_works(name, letkd_taps):
     assert "--tap penultimate=last" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_and_why(name, letkd_taps):
     make, sentence = REFUSED[name]
@@ -198,6 +199,7 @@ def test_answers_that_are_no_logits(name, letkd_taps):
     assert letkd_taps(Wraps(answer))[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DataParallel", "torch.compile", "TorchScript"])
 def test_a_teacher_that_is_only_run_may_be_wrapped(name):
     teacher, (x, y) = REFUSED[name][0](), images(6)

@@ -157,6 +157,7 @@ def test_sub_classes_without_any_label_are_a_sentence():
         a_distiller(letkd2(6, 2)).fit([Batch(batch.x) for batch in a_stream()])
 
 
+@pytest.mark.slow
 def test_for_crd_an_unlabelled_image_is_a_class_of_its_own():
     distiller = a_distiller(CRD(K=8, feat_dim=6)).fit([partly(batch) for batch in a_stream()])
     bank = distiller.fittings()["crd"].part

@@ -72,6 +72,7 @@ def grafted(name: str = "resnet8_tiny", roles: tuple[str, ...] = ("intermediate"
     return trained(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet8_tiny", "wrn_16_1", "vgg11"])
 def test_a_folded_student_and_its_file(name, tmp_path):
     student, x = grafted(name), torch.randn(2, 3, 16, 16)

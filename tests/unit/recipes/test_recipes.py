@@ -50,6 +50,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 def test_the_columns_of_cifar100():
     assert {pair for pair in list_pairs() if pair.startswith("cifar100/")} == {f"cifar100/{pair}" for pair in PAIRS}
     for pair, (teacher, student, lr, beta) in PAIRS.items():

@@ -365,6 +365,7 @@ def test_the_student_is_there_before_it_is_evaluated(tmp_path, monkeypatch):
 NAME = "cost_$5_to_$10"
 
 
+@pytest.mark.slow
 def test_names_in_figures_are_text(tmp_path):
     series = [Series(NAME, [1.0, 2.0]), Series("$\\frac$", [2.0, 1.0])]
     write_file(tmp_path / "lines", draw(Chart("k", NAME, "x", "$_$", [1, 2], series, log_y=True)))
@@ -466,6 +467,7 @@ def literals(tree: ast.AST):
             yield node
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_folder_is_named_outside_its_class():
     for path in sorted(SRC.rglob("*.py")):
         if path.parent.name == "runs":

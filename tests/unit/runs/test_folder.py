@@ -150,6 +150,7 @@ def test_markdown():
     assert row == "| KD | 91.00 ± 1.41 | 2 | 93.00 ± 1.41 | 1,234 | 2 s |"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "longer", "why"),
     [

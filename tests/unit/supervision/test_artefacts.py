@@ -84,6 +84,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_changed_is_said_and_fitted_anew(what, folder, said):
     build, how = CHANGES[what]
@@ -190,6 +191,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(stored, said):
         assert "refitting" in said(), length
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused_wherever_it_is(stored):
     _, path = stored
     whole = path.read_bytes()

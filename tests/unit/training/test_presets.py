@@ -28,6 +28,7 @@ def test_auto_is_decided_for_the_device(cuda, precision, channels_last, monkeypa
     assert layout(fixed) == {"channels_last": False, "fold_teacher": False}
 
 
+@pytest.mark.slow
 def test_a_run_says_what_was_decided(tmp_path):
     train(resolve("digits/tiny/ce", preset="fast", settings=SMALL), tmp_path / "fast")
     train(resolve("digits/tiny/ce", settings=SMALL), tmp_path / "paper")

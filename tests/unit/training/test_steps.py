@@ -58,6 +58,7 @@ def waits_of(recipe, folder, monkeypatch) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [[], ["optim.clip=1.0", "train.ema=0.9", "schedule=cosine", "train.accumulate=2"]])
 def test_a_step_does_not_wait_for_the_device(settings, tmp_path, monkeypatch):
     recipe = resolve("digits/tiny/ce", settings=[*TINY, "train.epochs=1", "train.steps=5", *settings])
