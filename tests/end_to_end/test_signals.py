@@ -203,7 +203,7 @@ def test_seeds_end_with_a_parent_that_is_killed(tmp_path):
     seeds = [pid for pid in seeds if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(seeds) == 2
     run.kill()
-    run.communicate()
+    run.wait()  # not communicate(): the seeds have its standard error
     for _ in range(300):
         if not any(Path(f"/proc/{pid}/task").exists() and Path(f"/proc/{pid}/cmdline").read_text() for pid in seeds):
             break

@@ -110,10 +110,12 @@ def one_of_two_killed(given: Sequence[object], out: str, trials: int, cwd: Path,
     first, second = (started(*given, "--trials", trials, "--out", out, cwd=cwd) for _ in range(2))
     number = stopped_in_a_trial(first, cwd / out, epochs)
     seen = len(list((cwd / out / "trials").glob("trial-*/metrics.jsonl")))
-    while len(list((cwd / out / "trials").glob("trial-*/metrics.jsonl"))) == seen and second.poll() is None:
+    # The halted process may hold a lock that the other waits for, so it is not awaited forever.
+    until = time.monotonic() + 20
+    while len(list((cwd / out / "trials").glob("trial-*/metrics.jsonl"))) == seen and time.monotonic() < until:
         time.sleep(0.05)
     first.kill()
-    first.communicate()
+    first.communicate(timeout=60)
     _, err = second.communicate(timeout=900)
     assert second.returncode == 0, err
     assert f"trial {number}: its process ended; resumed" in err

@@ -1,6 +1,5 @@
 """Whatever is typed, written or damaged: one sentence and exit code 2, or the right result; never a traceback, never half a run."""
 
-import contextlib
 import hashlib
 import io
 import json
@@ -23,12 +22,12 @@ from PIL import Image
 from typer.main import get_command
 
 import letkd.training.loop as loop
-from letkd.cli.main import app, main
+from letkd.cli.main import app
 from letkd.data.unpack import unpack
 from letkd.errors import DataError, LetkdError, Stopped
 from letkd.models.weights import read_state_dict
-from letkd.progress import set_quiet
 from letkd.recipes import resolve
+from tests.support.in_process import letkd
 from tests.support.runs import stop_after
 
 
@@ -59,23 +58,6 @@ HOSTILE = [
     "--",
     "a=b=c",
 ]
-
-
-def letkd(*arguments: object) -> tuple[int, str, str]:
-    """Run a command in this process: exit code, standard output, standard error. Nothing but SystemExit may come out of it."""
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["letkd", *map(str, arguments)]
-    set_quiet(False)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        sys.argv = argv
-        set_quiet(True)
-    return code, out.getvalue(), err.getvalue()
 
 
 def polite(code: int, err: str) -> None:

@@ -25,12 +25,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import letkd.training.loop as loop
-from letkd.cli.main import main
 from letkd.errors import RESUME_ME, Stopped
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.runs.folder import RunFolder
 from letkd.tensors import checksum
+from tests.support.in_process import letkd
 from tests.support.runs import stop_after
 
 SETTINGS = [
@@ -103,23 +103,6 @@ def make_ground(folder: Path) -> Ground:
     code, _, err = letkd(*ground.command("compare", folder / "compared"))
     assert code == 0, err
     return ground
-
-
-def letkd(*arguments: object) -> tuple[int, str, str]:
-    """Run a command in this process: exit code, standard output, standard error."""
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["letkd", *map(str, arguments)]
-    set_quiet(False)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        sys.argv = argv
-        set_quiet(True)
-    return code, out.getvalue(), err.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------ damages

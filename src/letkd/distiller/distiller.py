@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from letkd.batch import UNLABELLED, Batch, channels_of, check_labels, example_for
 from letkd.distiller.finite import all_finite, where_non_finite
+from letkd.distiller.lessons import combined_lessons
 from letkd.distiller.offline import fit_parts
 from letkd.distiller.step import Step
 from letkd.distiller.task import Criterion, Task, class_terms, task_terms
@@ -291,19 +292,7 @@ class Distiller(nn.Module):
 
     def lessons(self) -> Lessons:
         """What a cache must store for the methods that are part of the step."""
-        if names := [repr(method.name) for method in self._methods() if method.two_views]:
-            raise LetkdError(
-                f"a cache of the teacher stores one view of every image per epoch, but {', '.join(names)} needs two; train without the "
-                "cache (omit --cache, train.cache_views)"
-            )
-        if maps := [method.name for method in self._methods() if method.lessons() is None]:
-            raise LetkdError(
-                f"a cache of the teacher stores labels, logits and pooled features, but {', '.join(map(repr, maps))} needs whole maps; "
-                "train without the cache (omit --cache, train.cache_views)"
-            )
-        parts = [lessons for method in self._active if (lessons := method.lessons()) is not None]
-        vectors = dict.fromkeys(role for part in parts for role in part.vectors)
-        return Lessons(tuple(vectors), {site: fitting for part in parts for site, fitting in part.labels.items()})
+        return combined_lessons(self._methods(), self._active)
 
     def tap_path(self, role: str) -> str:
         """Module path and side where a role's features are read in the teacher."""

@@ -11,7 +11,9 @@ from letkd.deploy.shrink import hold_out, shrink
 from letkd.deploy.source import Source
 from letkd.errors import ExportError
 from letkd.layer.folded import FoldedKDLayer, fold_student
+from letkd.taps.layouts import Tokens
 from tests.support.pair import a_net, a_stream
+from tests.support.tokens import ViT
 
 SILENT = [3, 7, 11]
 
@@ -70,6 +72,23 @@ def test_templates_that_never_fire_cost_nothing_to_drop(stream):
     assert small.last[0].kd_layer.omega.shape[0] == 13
     torch.testing.assert_close(logits(small, stream), logits(student, stream), rtol=1e-5, atol=1e-5)
     assert all(torch.equal(student.state_dict()[name], tensor) for name, tensor in state.items())
+
+
+def test_pruning_a_layer_among_patch_tokens():
+    """The class token and the registers pass by it; the other tokens are its pixels."""
+    torch.manual_seed(0)
+    student, batches = ViT(d=8), a_stream()
+    h, w = (n // 4 for n in batches[0].x.shape[2:])
+    graft(student, KDLayer(8, 16), after="blocks.2", layout=Tokens(3, (h, w)))
+    logits(student, batches)
+    student = fold_student(student)
+    (path,) = folded_layers(student)
+    student.get_submodule(path).beta[SILENT] = -1e3
+    pruned, (found,) = prune_never(student, batches)
+    assert found.never >= 3
+    assert pruned.get_submodule(path).omega.shape[0] == found.kept == 16 - found.never
+    torch.testing.assert_close(logits(pruned, batches), logits(student, batches), rtol=1e-5, atol=1e-5)
+    assert observe(student, path, batches, pixels=50).seen == sum(len(batch.y) for batch in batches) * h * w
 
 
 def test_cutting_alone_changes_more_than_cutting_and_fitting():
