@@ -28,7 +28,7 @@ def open_storage(address: str) -> Any:
         with storage_errors(address), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return optuna.storages.RDBStorage(address)
-    path = Path(address)
+    path = Path(address).absolute()  # the lock is a symbolic link to it, and a broken link would never expire
     with storage_errors(address):
         path.parent.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(path))
