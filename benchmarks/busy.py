@@ -1,9 +1,9 @@
-"""A training step on a quiet machine and next to a spinning process, by wait policy and number of OpenMP threads.
+"""A training step on a quiet machine and next to a spinning process, by number of OpenMP threads and how they wait.
 
     python benchmarks/busy.py [--rounds 5] [--steps 30] [--spinners 1] [--check | --record]
 
 Every round starts one process per setting, on the quiet machine and next to spinning processes, in random order. The table
-shows the median wall-clock time per step. Ratios are relative to torch's default (threads spin) on the quiet machine, for the
+shows the median wall-clock time per step. Ratios are relative to OpenMP's default (threads spin) on the quiet machine, for the
 same network.
 """
 
@@ -44,15 +44,15 @@ while os.getppid() == parent:  # ends when the benchmark ends, for any reason
 NETWORKS = {"resnet8_tiny, 8x8": ("resnet8_tiny", "64", "8"), "resnet20, 32x32": ("resnet20", "64", "32")}
 THREADS = str(torch.get_num_threads())
 WAYS = {
-    f"spin, {THREADS} threads": {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": THREADS},
-    f"torch's own, {THREADS} threads": {"OMP_NUM_THREADS": THREADS},
+    f"default, {THREADS} threads": {"OMP_NUM_THREADS": THREADS},
+    f"short spin, {THREADS} threads": {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": THREADS},
     f"passive, {THREADS} threads": {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": THREADS},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 
 
 def seconds(network: str, way: str, steps: int) -> float:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")} | WAYS[way]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))} | WAYS[way]
     command = [sys.executable, "-c", STEPS, *NETWORKS[network], str(steps)]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
@@ -77,7 +77,7 @@ def main() -> None:
     taken = {case: statistics.median(values) for case, values in times.items()}
     ratios, rows = {}, []
     for network in NETWORKS:
-        unit = taken[network, f"torch's own, {THREADS} threads", False]
+        unit = taken[network, f"default, {THREADS} threads", False]
         for way in WAYS:
             quiet, busy = taken[network, way, False], taken[network, way, True]
             ratios |= {f"{network}, {way}": quiet / unit, f"{network}, {way}, busy": busy / unit}

@@ -65,13 +65,3 @@ def test_a_model_that_ends_the_process_is_an_error(source, letkd, tmp_path):
     code, _, err = letkd("train", "--data", "digits", "--student", "own.py:net", "--out", "run")
     assert (code, err.count("\n")) == (2, 1), err
     assert "SystemExit" in err
-
-
-def test_the_command_line_sets_how_threads_wait_before_torch_is_imported():
-    code = (
-        "import os, sys; import letkd.cli.main as cli; assert 'torch' not in sys.modules; sys.argv = ['letkd', '--version']\n"
-        "try: cli.main()\nexcept SystemExit: pass\nprint(os.environ['OMP_WAIT_POLICY'])"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.stdout.split()[-1] == "passive", done.stderr

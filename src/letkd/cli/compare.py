@@ -8,6 +8,7 @@ import typer
 
 from letkd.cli import options as o
 from letkd.cli.recipe_options import refuse_code
+from letkd.cli.threads import tell_if_busy
 from letkd.errors import RecipeError, RunError, nearest
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def show(
     from letkd.report.results_table import as_markdown, as_rich
     from letkd.training.trials import compare as run
 
+    tell_if_busy()
     rows = run(
         pair,
         methods,

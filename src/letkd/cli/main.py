@@ -30,7 +30,6 @@ from letkd.cli import (
 )
 from letkd.cli.flags import in_flags, show_messages
 from letkd.cli.memory import keep_large_blocks
-from letkd.cli.threads import wait_passively
 from letkd.errors import RESUME_ME, LetkdError, Stopped
 from letkd.progress import plain
 from letkd.training.stop import STOPPED, immediate_stop
@@ -88,7 +87,6 @@ def main() -> None:
     """
     _open_streams()
     keep_large_blocks()
-    wait_passively()
     show_messages()
     try:
         with immediate_stop() as request:

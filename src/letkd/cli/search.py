@@ -8,6 +8,7 @@ import typer
 
 from letkd.cli import options as o
 from letkd.cli.recipe_options import RecipeOptions, with_recipe_options
+from letkd.cli.threads import tell_if_busy
 
 
 @with_recipe_options
@@ -85,6 +86,7 @@ def search(
     )
     tasks = o.launcher(launcher, jobs, folder)
     given.check()
+    tell_if_busy()
     run_search(given, tasks)
     winner = finish(given, final_trials, tasks)
 

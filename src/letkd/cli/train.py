@@ -7,6 +7,7 @@ import typer
 
 from letkd.cli import options as o
 from letkd.cli.recipe_options import RecipeOptions, with_recipe_options
+from letkd.cli.threads import tell_if_busy
 from letkd.errors import RecipeError
 
 
@@ -62,6 +63,7 @@ def train(
         "train.deterministic": deterministic or None,
     }
     recipe = resolved(**given)
+    tell_if_busy()
     folder = o.run_folder(out, chosen.cell, recipe, quick=quick)
     if recipe.train.time is not None:
         from letkd.training.budget import plan

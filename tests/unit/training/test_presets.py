@@ -1,14 +1,12 @@
 """Presets use what is faster on the device at hand, and a run says what that was."""
 
 import json
-import os
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
-from letkd.cli.threads import VARIABLE, wait_passively
 from letkd.recipes import resolve
 from letkd.training.build import layout
 from letkd.training.loop import train
@@ -46,12 +44,3 @@ def test_the_comparison_of_presets_has_the_presets_values():
         paper = resolve(ROOT / "evidence/presets.toml", method=f"{method}-paper")
         assert (paper.train.epochs, paper.optim.milestones, paper.optim.schedule) == (10, [6, 8, 9], "milestones")
         assert paper.methods == resolve(ROOT / "evidence/presets.toml", method=f"{method}-fast").methods
-
-
-def test_threads_wait_passively_unless_the_user_says_otherwise(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "active")
-    wait_passively()
-    assert os.environ[VARIABLE] == "active"
-    monkeypatch.delenv(VARIABLE)
-    wait_passively()
-    assert os.environ[VARIABLE] == "passive"
