@@ -237,3 +237,25 @@ def test_every_format_escapes_what_it_must():
     assert '<th scope="row"><strong>a|b_{c}</strong></th><td>&lt;i&gt;<small>α ± 1</small></td>' in page
     assert "<b>" not in page
     assert as_csv(["a"], [["=1+1"], [-1.5], [None]]) == 'a\n\'=1+1\n-1.5\n""\n'
+
+
+def test_runs_on_other_images_are_not_averaged(tmp_path):
+    """Two folders of images have the same data set's name, the same recipe and the same seeds."""
+    own = {"data.name": "folder", "data.size": 32}
+    for root in ("cats", "dogs"):
+        for seed in range(2):
+            folder = tmp_path / root / f"seed-{seed}"
+            a_run(folder, "digits/tiny/ce", 50.0, seed=seed, **own, **{"data.root": root})
+            inputs = {"training images": f"{root} 1", "validation images": f"{root} 2", "test images": f"{root} 3"}
+            RunFolder(folder).inputs.write_text(json.dumps(inputs))
+    groups = find_groups([tmp_path])
+    assert [group.pair.rpartition(", ")[2] for group in groups] == ["cats", "dogs"]
+    assert [len(group.runs) for group in groups] == [2, 2]
+    assert [{run.recipe.data.root for run in group.runs} for group in groups] == [{"cats"}, {"dogs"}]
+
+    moved = tmp_path / "dogs" / "seed-0"
+    RunFolder(moved).inputs.write_text((RunFolder(tmp_path / "cats" / "seed-0")).inputs.read_text())
+    RunFolder(tmp_path / "dogs" / "seed-1").inputs.unlink()
+    (group,) = find_groups([tmp_path])
+    assert len(group.runs) == 4, "the same images from another place, and a run that does not know its images"
+    assert group.pair == "folder/resnet14-resnet14_tiny"

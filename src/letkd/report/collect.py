@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from letkd.report.paper import PaperResult, paper_result, table_position
 from letkd.runs.folder import RunFolder, Tell
 from letkd.runs.records import Note, Result
 from letkd.runs.study_file import is_trial
+from letkd.training.inputs import read_inputs
 
 What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student
@@ -26,12 +27,19 @@ _CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A snapshot of one run. `result` is None if the run is not finished; `rows` are the rows of its log, one per epoch."""
+    """A snapshot of one run.
+
+    Args:
+        result: None if the run is not finished.
+        rows: rows of its log, one per epoch.
+        inputs: fingerprints of its images; empty if unknown.
+    """
 
     path: Path
     recipe: Recipe
     result: Result | None
     rows: list[dict[str, Any]]
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> RunFolder:
@@ -96,7 +104,9 @@ def find_runs(paths: Iterable[str | Path], *, tell: Tell = say) -> list[Run]:
 def read_run(path: Path, *, tell: Tell = say) -> Run:
     """Read a run from disk; a damaged result counts as missing."""
     folder = RunFolder(path)
-    return Run(folder.path, folder.recipe, _attempt(lambda: folder.result, tell), folder.rows(tell=tell))
+    return Run(
+        folder.path, folder.recipe, _attempt(lambda: folder.result, tell), folder.rows(tell=tell), read_inputs(folder) or {}
+    )
 
 
 def _attempt(read: Callable[[], What], tell: Tell) -> What | None:
@@ -123,11 +133,12 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
     by_recipe: dict[str, list[Run]] = {}
     for run in runs:
         by_recipe.setdefault(_key(run.recipe), []).append(run)
-    recipes = [same[0].recipe for same in by_recipe.values()]
+    alike = [part for same in by_recipe.values() for part in _with_same_images(same)]
+    recipes = [same[0].recipe for same in alike]
     known = _known_pairs() | _own_pairs(recipes)
     certain = {pairs[0] for recipe in recipes if len(pairs := _pairs_of(recipe, known)) == 1}
     groups: list[Group] = []
-    for same in by_recipe.values():
+    for same in alike:
         recipe = same[0].recipe
         method = _method_of(recipe)
         pairs = _pairs_of(recipe, known)
@@ -135,7 +146,7 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
             title = recipe.title or "own recipe"
             runs_by_seed = sorted(same, key=lambda run: run.recipe.train.seed)
             groups.append(Group(title, pair, method, runs_by_seed, _changed(recipe, pair, method)))
-    groups = _with_own_titles(groups)
+    groups = _with_own_titles(_with_own_images(groups))
     groups += _without_runs(paths, groups, note)
     if not groups:
         raise RunError(f"no run to report on: {'; '.join(messages[:2])}")
@@ -145,6 +156,33 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
 def _key(recipe: Recipe) -> str:
     values = _values(recipe)
     return json.dumps({key: values[key] for key in sorted(values) if key not in ("train.seed", "data.root")})
+
+
+def _with_same_images(runs: Sequence[Run]) -> list[list[Run]]:
+    """Split runs of one recipe by their training and test images; runs whose images are unknown join the first."""
+    parts: dict[tuple[str, ...], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: not run.inputs):
+        images = tuple(run.inputs.get(name, "") for name in ("training images", "test images"))
+        parts.setdefault(images if run.inputs else next(iter(parts), images), []).append(run)
+    return list(parts.values())
+
+
+def _with_own_images(groups: list[Group]) -> list[Group]:
+    """Columns of one data set only: a column whose rows have different images, as folders of images do, becomes one per root."""
+    images: dict[str, set[str]] = {}
+    for group in groups:
+        images.setdefault(group.pair, set()).update(_images(group))
+    return [
+        replace(group, pair=f"{group.pair}, {group.runs[0].recipe.data.root}") if len(images[group.pair]) > 1 else group
+        for group in groups
+    ]
+
+
+def _images(group: Group) -> set[str]:
+    """The test images of a group; its training images if there are no test images."""
+    result = group.runs[0].result
+    name = "training images" if result is not None and result.last_test is None else "test images"
+    return {run.inputs[name] for run in group.runs if name in run.inputs}
 
 
 def _values(recipe: Recipe) -> dict[str, Any]:

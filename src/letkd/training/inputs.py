@@ -1,7 +1,6 @@
 """Fingerprints of what a run reads besides its recipe: it resumes only with the teacher and the images that it started with."""
 
 import json
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -25,7 +24,7 @@ def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: 
     if distiller.teacher is not None:
         now["teacher"] = fingerprint(distiller.teacher)
     if path.exists():
-        changed = _changed(path, now)
+        changed = _changed(run, now)
         if not changed:
             return
         if not force:
@@ -40,9 +39,16 @@ def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: 
 SPLITS = {"training images": "train", "validation images": "val", "test images": "test"}
 
 
-def _changed(path: Path, now: dict[str, str]) -> list[str]:
+def read_inputs(run: RunFolder) -> dict[str, str] | None:
+    """The fingerprints that a run started with; None if they are missing or damaged."""
     try:
-        before = TypeAdapter(dict[str, str]).validate_json(read_plain(path))
+        return TypeAdapter(dict[str, str]).validate_json(read_plain(run.inputs))
     except (OSError, ValueError):
-        return [f"{path.name} is damaged, so the original inputs are unknown"]
+        return None
+
+
+def _changed(run: RunFolder, now: dict[str, str]) -> list[str]:
+    before = read_inputs(run)
+    if before is None:
+        return [f"{run.inputs.name} is damaged, so the original inputs are unknown"]
     return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
