@@ -21,7 +21,7 @@ from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
 
-PERPLEXITY = 4.0  # a value between one-hot and uniform labels
+PERPLEXITY = 3.0  # D55
 ONE_HOT, UNIFORM = (
     1.1,
     0.75,
@@ -119,7 +119,7 @@ class KMeansSupervision(Supervision):
         K: Count | Literal["auto"] = 4096,
         tau: Scale | Literal["auto"] = 1.0,
         *,
-        perplexity: Annotated[float, Field(strict=True, ge=1.01, le=LARGEST)] = 4.0,
+        perplexity: Annotated[float, Field(strict=True, ge=1.01, le=LARGEST)] = PERPLEXITY,
         least: Annotated[float, Field(strict=True, ge=1e-30, le=0.5)] = 1e-7,
         scale_free: bool = False,
         pixels_per_centre: Samples | Literal["all"] = 256,
