@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHTNING := $(VENV)/lightning
 EXTRAS := .venv-extras
+# Compiled files are kept, whatever the environment says: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test check fast browser test-extras lint types docs wheel-test bench evidence clean
 .DEFAULT_GOAL := demo

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -48,21 +49,23 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return [(name, at_once) for name, at_once in found if name not in sys.stdlib_module_names and name != "letkd"]
 
 
-ALL = {(name, at_once): path for path in SOURCE.rglob("*.py") for name, at_once in imports(path)}
+@cache
+def all_imports() -> dict[tuple[str, bool], Path]:
+    return {(name, at_once): path for path in SOURCE.rglob("*.py") for name, at_once in imports(path)}
 
 
 def test_the_core_imports_only_what_it_declares():
-    undeclared = {f"{path.name}: {name}" for (name, at_once), path in ALL.items() if at_once and name not in CORE}
+    undeclared = {f"{path.name}: {name}" for (name, at_once), path in all_imports().items() if at_once and name not in CORE}
     assert not undeclared
-    assert not {"torchvision", "timm", "transformers", "onnx"} & {name for name, at_once in ALL if at_once}
+    assert not {"torchvision", "timm", "transformers", "onnx"} & {name for name, at_once in all_imports() if at_once}
 
 
 def test_what_functions_import_is_declared_at_least_as_an_extra():
-    assert not {f"{path.name}: {name}" for (name, _), path in ALL.items() if name not in CORE | EXTRAS}
+    assert not {f"{path.name}: {name}" for (name, _), path in all_imports().items() if name not in CORE | EXTRAS}
 
 
 def test_nothing_is_declared_in_vain():
-    used = {name for name, _ in ALL}
+    used = {name for name, _ in all_imports()}
     assert not CORE - used
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
     assert not {name for name in EXTRAS - used - NEVER_IMPORTED if not re.search(rf"\b{name}\b", text)}
