@@ -14,7 +14,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from study import DATA, PAIRS, Choice, Run, command, read_choices, read_runs, recipe_file, rows_of, write_choices, write_runs
+from study import (
+    DATA,
+    PAIRS,
+    Choice,
+    Run,
+    all_rows_of,
+    command,
+    read_choices,
+    read_runs,
+    recipe_file,
+    rows_of,
+    write_choices,
+    write_runs,
+)
 
 from letkd.errors import RunError
 from letkd.recipes import Recipe, resolve
@@ -65,7 +78,7 @@ def _counted(pair: str, row: str, run: RunFolder, commit: str, settings: Sequenc
 def collect_choices(pair: str, runs: Sequence[Path], folder: Path = DATA) -> list[Choice]:
     """Add finished runs that choose settings to the CSV file; returns all its runs."""
     known = {(choice.pair, choice.run): choice for choice in read_choices(folder)}
-    titles = {title: row for row, title in rows_of(pair).items()}
+    titles = {title: row for row, title in reversed(all_rows_of(pair).items())}
     for path in runs:
         run = RunFolder(path)
         recipe = resolve(run.recipe_file)  # recipes of earlier commits lack keys; they have the defaults
@@ -75,7 +88,7 @@ def collect_choices(pair: str, runs: Sequence[Path], folder: Path = DATA) -> lis
             continue
         title = recipe.title if recipe.methods else "CE"
         if title not in titles:
-            raise RunError(f"{path}: its title {title!r} is no row of {pair}.toml; name a run of that recipe")
+            raise RunError(f"{path}: its title {title!r} is no row of {pair}.toml and no method; name a run of that recipe")
         known[pair, path.name] = Choice(
             pair=pair,
             run=path.name,

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from letkd.errors import LetkdError
 from letkd.files import write_whole
-from letkd.recipes import list_rows, resolve
+from letkd.recipes import list_methods, list_rows, resolve
 from letkd.runs.grid import as_csv
 from letkd.runs.records import reason
 
@@ -71,6 +71,13 @@ def rows_of(pair: str) -> dict[str, str]:
     return {row: resolve(recipe_file(pair), method=row).title for row in list_rows(recipe_file(pair))}
 
 
+@cache
+def all_rows_of(pair: str) -> dict[str, str]:
+    """As `rows_of`, with letkd's other methods after them: settings of those can be chosen on the pair, too."""
+    others = [method for method in list_methods() if method not in (*rows_of(pair), "teacher")]
+    return rows_of(pair) | {method: resolve(recipe_file(pair), method=method).title for method in others}
+
+
 def read_runs(pair: str, folder: Path = DATA) -> list[Run]:
     """The counted runs of a pair; none without a file."""
     return _read(folder / f"{pair}.csv", Run)
@@ -91,7 +98,7 @@ def write_choices(choices: Iterable[Choice], folder: Path = DATA) -> Path:
     """Write the runs that chose settings, sorted by pair, row and settings; numbers by value."""
 
     def key(choice: Choice) -> tuple:
-        order = list(PAIRS).index(choice.pair), list(rows_of(choice.pair)).index(choice.row)
+        order = list(PAIRS).index(choice.pair), list(all_rows_of(choice.pair)).index(choice.row)
         numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)] for text in (choice.K, choice.tau, choice.weights)]
         return *order, -choice.crop, choice.other, *numbers, choice.lr, choice.run
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from study import DATA, PAIRS, ROOT, Choice, Run, command, read_choices, read_runs, rows_of
+from study import DATA, PAIRS, ROOT, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
 
 from letkd.errors import LetkdError
 from letkd.files import write_whole
@@ -91,7 +91,7 @@ def points(pair: str, runs: Sequence[Run]) -> list[Point]:
 
 
 def choices_table(pair: str, choices: Sequence[Choice]) -> Grid:
-    titles = rows_of(pair)
+    titles = all_rows_of(pair)
     best = {row: max(choice.val for choice in choices if choice.row == row) for row in {choice.row for choice in choices}}
     lines = [
         [
