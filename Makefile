@@ -8,13 +8,23 @@ EXTRAS := .venv-extras
 # Compiled files are kept, whatever the environment says: the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check fast browser test-extras lint types docs wheel-test bench evidence clean
+.PHONY: demo test quality tests check fast browser test-extras lint types docs wheel-test bench evidence clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/letkd demo
 
-test: $(READY) $(LIGHTNING)/.ready browser lint types docs wheel-test
+test: $(READY) $(LIGHTNING)/.ready browser
+	$(MAKE) --no-print-directory -j 2 quality tests
+
+# One after the other, next to the tests.
+quality: $(READY)
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory types
+	$(MAKE) --no-print-directory docs
+	$(MAKE) --no-print-directory wheel-test
+
+tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Quick check while working: lint, types and the tests without whole runs, in parallel.
