@@ -69,7 +69,7 @@ def test_a_run_stopped_while_it_measures_ends_with_the_same_bits(method, teacher
 
 def test_auto_applies_to_all_terms_but_the_cross_entropy(teacher):
     assert recipe_for("letkd-1-kd", teacher, "weights=auto:0.5").weights == {
-        "ce": 0.1,
+        "ce": 1.0,
         "kd": "auto:0.5",
         "kd/penultimate": "auto:0.5",
     }

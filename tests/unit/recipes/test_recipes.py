@@ -90,14 +90,14 @@ def test_the_settings_of_standardised_logits(pair):
     assert (kd.weights["ce"], dkd.weights["ce"], table["alpha"]) == (0.1, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("other", ["kd", "kd-ls", "dist"])
+@pytest.mark.parametrize(("other", "chosen"), [("kd", {"kd": 0.3}), ("kd-ls", {"kd": 2.0}), ("dist", {"dist": 2.0})])
 @pytest.mark.parametrize("site", ["letkd-1", "letkd-2"])
-def test_a_row_of_two_methods_is_both_of_their_rows(site, other):
-    """With the pair's exceptions for each of them; the second one's weight of the cross-entropy holds."""
+def test_a_row_of_two_methods_is_both_of_their_rows(site, other, chosen):
+    """With the pair's exceptions for each of them, but with weights of its own."""
     for pair in ("cifar100/rn50-mnv2", "imagenet/rn34-rn18"):
         both, one, two = (resolve(pair, method=name) for name in (f"{site}-{other}", site, other))
         assert both.methods == one.methods | two.methods
-        assert both.weights == one.weights | two.weights
+        assert both.weights == {"ce": 1.0} | chosen | {name: 4.0 for name in one.weights if name != "ce"}
     assert both.title == f"{one.title}+{two.title}"
 
 
