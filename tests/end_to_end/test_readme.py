@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import letkd
-from letkd.cli.demo import METHODS
+from letkd.cli.demo import METHODS, UNLABELLED
 from letkd.models import save_weights
 from letkd.recipes import list_pairs, resolve
 from letkd.report.results_table import COLUMNS
@@ -76,7 +76,7 @@ def test_cells_named_in_the_text_resolve():
 def test_the_results_are_the_demos():
     table = re.search(r"<!-- demo table -->\n(.*)<!-- end of demo table -->", README, re.S)[1].strip().splitlines()
     assert [cell.strip() for cell in table[0].strip("|").split("|")] == list(COLUMNS)
-    titles = ["Teacher", *(resolve("digits/tiny", method=method).title for method in METHODS)]
+    titles = ["Teacher", *(resolve("digits/tiny", method=method).title for method in METHODS), UNLABELLED]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
     assert [row[0] for row in rows] == titles
     for row in rows[1:]:
