@@ -12,7 +12,7 @@ from letkd.methods import KD, METHODS
 from letkd.recipes import list_methods
 from letkd.report.collect import find_groups
 from letkd.report.curves import training
-from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain
+from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain, reference_of
 from letkd.report.paper import ORDER, named_methods, paper_results, table_position
 from letkd.report.results_table import as_markdown as rows_as_markdown
 from letkd.runs.folder import RunFolder
@@ -259,3 +259,16 @@ def test_runs_on_other_images_are_not_averaged(tmp_path):
     (group,) = find_groups([tmp_path])
     assert len(group.runs) == 4, "the same images from another place, and a run that does not know its images"
     assert group.pair == "folder/resnet14-resnet14_tiny"
+
+
+def test_the_first_student_is_the_row_to_compare_with(tmp_path):
+    """Also next to a row of one's own, which has no method's name."""
+    a_run(tmp_path / "own/0", f"{PAIR}/letkd-1", 72.0, title="mine")
+    a_run(tmp_path / "ce/0", f"{PAIR}/ce", 70.0)
+    a_run(tmp_path / "kd/0", f"{PAIR}/kd", 71.0)
+    groups = find_groups([tmp_path])
+    assert groups[-1].method is None
+    assert reference_of(groups).method == "ce"
+    assert reference_of(groups, "mine").title == "mine"
+    assert reference_of(groups, "nothing") is None
+    assert reference_of(groups[:1]) is None

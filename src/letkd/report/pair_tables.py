@@ -78,8 +78,8 @@ def _cited(paper: PaperResult) -> str:
 def reference_of(groups: Sequence[Group], against: str | None = None) -> Group | None:
     """The row to compare with: the one with this title or method, or the first student; None if there is only one student."""
     students = [group for group in groups if group.results and group.method != "teacher"]
-    named = [group for group in students if against in (group.title, group.method)]
-    return (named or ([] if against else students) or [None])[0] if len(students) > 1 else None
+    named = [group for group in students if against is None or against in (group.title, group.method)]
+    return named[0] if named and len(students) > 1 else None
 
 
 def difference(group: Group, reference: Group) -> PairedDifference | None:
