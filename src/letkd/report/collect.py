@@ -169,20 +169,23 @@ def _with_same_images(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _with_own_images(groups: list[Group]) -> list[Group]:
     """Columns of one data set only: a column whose rows have different images, as folders of images do, becomes one per root."""
-    images: dict[str, set[str]] = {}
+    roots: dict[str, dict[str, str]] = {}
     for group in groups:
-        images.setdefault(group.pair, set()).update(_images(group))
+        if images := _images(group):
+            roots.setdefault(group.pair, {}).setdefault(images, group.runs[0].recipe.data.root or "default root")
     return [
-        replace(group, pair=f"{group.pair}, {group.runs[0].recipe.data.root}") if len(images[group.pair]) > 1 else group
+        replace(group, pair=f"{group.pair}, {found[images]}")
+        if (images := _images(group)) and len(found := roots[group.pair]) > 1
+        else group
         for group in groups
     ]
 
 
-def _images(group: Group) -> set[str]:
-    """The test images of a group; its training images if there are no test images."""
+def _images(group: Group) -> str:
+    """Fingerprint of a group's test images, or of its training images if it has no test images; empty if unknown."""
     result = group.runs[0].result
     name = "training images" if result is not None and result.last_test is None else "test images"
-    return {run.inputs[name] for run in group.runs if name in run.inputs}
+    return next((run.inputs[name] for run in group.runs if name in run.inputs), "")
 
 
 def _values(recipe: Recipe) -> dict[str, Any]:
