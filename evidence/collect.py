@@ -34,7 +34,7 @@ from letkd.recipes import Recipe, resolve
 from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.runs.folder import RunFolder, differences
 
-CIRCUMSTANCES = {"data.root", "teacher.weights", "train.seed", "title"}  # may differ between runs of one row
+CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "title"}  # may differ between runs of one row
 SHOWN = {"optim.lr", "data.crop", "train.epochs", "train.cache_views"}  # have columns of their own, or follow from one
 
 
@@ -62,9 +62,7 @@ def collect(pair: str, runs: Path, commit: str, folder: Path = DATA, *, settings
 
 
 def _counted(pair: str, row: str, run: RunFolder, commit: str, settings: Sequence[str]) -> Run | None:
-    expected = resolve(recipe_file(pair), method=row, settings=settings)
-    if changed := [key for key in _changed(run.recipe, expected) if key not in CIRCUMSTANCES]:
-        raise RunError(f"{run.path} is not a run of the row {row}: it differs from {pair}.toml in {', '.join(changed)}")
+    check_recipe(run, recipe_file(pair), row, settings)
     result = run.result
     if result is None:
         return None
@@ -73,6 +71,13 @@ def _counted(pair: str, row: str, run: RunFolder, commit: str, settings: Sequenc
     numbers = {"val": round(result.last_val, 4), "test": round(result.last_test, 4), "parameters": result.parameters}
     times = {"cpu_seconds": round(result.cpu_seconds), "seconds": round(result.seconds)}
     return Run(pair, row, run.recipe.train.seed, commit, result.epochs, **numbers, **times)
+
+
+def check_recipe(run: RunFolder, file: Path, row: str, settings: Sequence[str]) -> None:
+    """Refuse a run whose recipe is not that of the row in the recipe file."""
+    expected = resolve(file, method=row, settings=settings)
+    if changed := [key for key in _changed(run.recipe, expected) if key not in CIRCUMSTANCES]:
+        raise RunError(f"{run.path} is not a run of the row {row}: it differs from {file.name} in {', '.join(changed)}")
 
 
 def collect_choices(pair: str, runs: Sequence[Path], folder: Path = DATA) -> list[Choice]:

@@ -80,18 +80,18 @@ def all_rows_of(pair: str) -> dict[str, str]:
 
 def read_runs(pair: str, folder: Path = DATA) -> list[Run]:
     """The counted runs of a pair; none without a file."""
-    return _read(folder / f"{pair}.csv", Run)
+    return read_csv(folder / f"{pair}.csv", Run)
 
 
 def read_choices(folder: Path = DATA) -> list[Choice]:
     """The runs that chose settings; none without a file."""
-    return _read(folder / f"{CHOICES}.csv", Choice)
+    return read_csv(folder / f"{CHOICES}.csv", Choice)
 
 
 def write_runs(pair: str, runs: Iterable[Run], folder: Path = DATA) -> Path:
     """Write the runs of a pair, sorted by row and seed."""
     order = list(rows_of(pair))
-    return _write(folder / f"{pair}.csv", Run, sorted(runs, key=lambda run: (order.index(run.row), run.seed)))
+    return write_csv(folder / f"{pair}.csv", Run, sorted(runs, key=lambda run: (order.index(run.row), run.seed)))
 
 
 def write_choices(choices: Iterable[Choice], folder: Path = DATA) -> Path:
@@ -102,10 +102,11 @@ def write_choices(choices: Iterable[Choice], folder: Path = DATA) -> Path:
         numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)] for text in (choice.K, choice.tau, choice.weights)]
         return *order, -choice.crop, choice.other, *numbers, choice.lr, choice.run
 
-    return _write(folder / f"{CHOICES}.csv", Choice, sorted(choices, key=key))
+    return write_csv(folder / f"{CHOICES}.csv", Choice, sorted(choices, key=key))
 
 
-def _read(path: Path, kind: type) -> list:
+def read_csv(path: Path, kind: type) -> list:
+    """The rows of a CSV file as objects of the data class `kind`; none without a file."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -118,7 +119,8 @@ def _read(path: Path, kind: type) -> list:
         raise LetkdError(f"{path} is damaged ({reason(error)}); write it again with evidence/collect.py") from None
 
 
-def _write(path: Path, kind: type, rows: list) -> Path:
+def write_csv(path: Path, kind: type, rows: list) -> Path:
+    """Write objects of the data class `kind`, one line each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = [field.name for field in fields(kind)]
     write_whole(path, as_csv(head, [list(asdict(row).values()) for row in rows]).encode())

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import unlabelled
 from study import DATA, PAIRS, ROOT, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
 
 from letkd.errors import LetkdError
@@ -134,7 +135,8 @@ def choices_text(folder: Path = DATA) -> str:
 
 def page_text(page: str, folder: Path = DATA) -> str:
     """The page with its tables computed from the CSV files."""
-    for name, text in (("results", results_text(folder)), ("choices", choices_text(folder))):
+    parts = {"results": results_text(folder), "choices": choices_text(folder), "without labels": unlabelled.text(folder)}
+    for name, text in parts.items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         if page.count(start) != 1 or page.count(end) != 1:
             raise LetkdError(f"{PAGE} must contain the line {start.strip()!r} once, and {end.strip()!r} after it")

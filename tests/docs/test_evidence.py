@@ -18,7 +18,8 @@ from letkd.runs.records import Result
 
 ROOT = Path(__file__).parents[2]
 PAIR = "cifar10-rn56-rn8"
-PAGE = "# A page\n\n<!-- results -->\n<!-- end of results -->\n\n<!-- choices -->\n<!-- end of choices -->\n"
+PAGE = "# A page\n\n<!-- results -->\n<!-- end of results -->\n\n<!-- choices -->\n<!-- end of choices -->\n\n"
+PAGE += "<!-- without labels -->\n<!-- end of without labels -->\n"
 TESTS = {"ce": [78.0, 79.0, 80.5], "kd": [80.0, 80.5, 82.5], "letkd-1": [81.0, 83.0]}
 
 
@@ -29,8 +30,9 @@ def scripts():
         import collect
         import study
         import tables
+        import unlabelled
 
-        yield SimpleNamespace(collect=collect, study=study, tables=tables)
+        yield SimpleNamespace(collect=collect, study=study, tables=tables, unlabelled=unlabelled)
     finally:
         sys.path.remove(str(ROOT / "evidence"))
 
@@ -101,21 +103,21 @@ def test_labels_do_not_overlap(scripts):
     assert placed[3] == 5.0
 
 
-def finished(folder: Path, row: str, seed: int, *settings: str, **changes) -> None:
-    recipe = resolve(ROOT / f"evidence/{PAIR}.toml", method=row, settings=[f"train.seed={seed}", "data.root='D'", *settings])
+def finished(folder: Path, row: str, seed: int, *settings: str, file: str = PAIR, done: bool = True, **changes) -> None:
+    recipe = resolve(ROOT / f"evidence/{file}.toml", method=row, settings=[f"train.seed={seed}", "data.root='D'", *settings])
     none = dict.fromkeys(("last_test_top5", "best_val", "best_val_epoch", "best_val_test"))
     numbers = {"last_test": 80.12346, "last_val": 81.0, "parameters": 7, "epochs": 6, "seconds": 9.0, "cpu_seconds": 5.4}
     run = RunFolder(folder, recipe)
     with run.begin():
         run.log({"epoch": 1, "health": {"penultimate": {"entropy_T": 1.0}}})
-        if changes.get("last_test", 0) is not None:
+        if done:
             run.finish(Result(**none | numbers | changes))
 
 
 def test_finished_runs_are_collected(scripts, tmp_path, capsys):
     finished(tmp_path / "runs/kd/seed-1", "kd", 1)
     finished(tmp_path / "runs/ce/seed-0", "ce", 0)
-    finished(tmp_path / "runs/ce/seed-1", "ce", 1, last_test=None)
+    finished(tmp_path / "runs/ce/seed-1", "ce", 1, done=False)
     scripts.collect.collect(PAIR, tmp_path / "runs", "first", tmp_path)
     assert "ce/seed-1: not finished, not collected" in capsys.readouterr().out
     first = (tmp_path / f"{PAIR}.csv").read_text().splitlines()
@@ -158,3 +160,46 @@ def test_a_damaged_csv_file_is_one_sentence(scripts, tmp_path):
     (tmp_path / f"{PAIR}.csv").write_text("pair,row,seed\nx,y,z\n")
     with pytest.raises(LetkdError, match=r"rn8.csv is damaged \(.*\); write it again with evidence/collect.py"):
         scripts.study.read_runs(PAIR, tmp_path)
+
+
+PROBED = {"last_test": None, "last_val": None, "held_out": {"kd/penultimate": 1.5}, "probe": {"knn": 70.0, "linear": 75.0}}
+
+
+def pretrained(folder: Path, row: str, seed: int) -> None:
+    finished(folder / f"{row}/seed-{seed}", row, seed, file="unlabelled-pretrain", **PROBED)
+
+
+def finetuned(folder: Path, start: str, percent: int, seed: int, test: float, **changes) -> None:
+    settings = f"data.fraction={percent / 100}", f"train.epochs={200 if percent == 1 else 40}"
+    finished(
+        folder / f"{start}-{percent}/seed-{seed}", "ce", seed, *settings, file="unlabelled-finetune", last_test=test, **changes
+    )
+
+
+def test_runs_without_labels_are_collected_and_shown(scripts, tmp_path):
+    runs = tmp_path / "runs"
+    for seed, (scratch, letkd) in enumerate([(40.0, 50.0), (42.0, 54.0)]):
+        pretrained(runs, "letkd-1", seed)
+        finetuned(runs, "scratch", 1, seed, scratch)
+        finetuned(runs, "letkd-1", 1, seed, letkd)
+    finetuned(runs, "quest", 10, 0, 61.0)
+    assert scripts.unlabelled.collect(runs, "abc", tmp_path) == 7
+    assert scripts.unlabelled.collect(runs, "abc", tmp_path) == 7
+    text = scripts.unlabelled.text(tmp_path)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    assert ["From scratch", "450 (1 %)", "41.00 ± 1.41", "2", "–", "–", "7", "0.1 min"] in rows
+    (row,) = [row for row in rows if row[:2] == ["After letKD-1", "450 (1 %)"]]
+    assert row[2:4] == ["**52.00 ± 2.83**", "2"]
+    assert row[4].startswith("+11.00")
+    assert ["After QUEST", "4,500 (10 %)", "**61.00**", "1", "–", "–", "7", "0.1 min"] in rows
+    assert ["letKD-1", "70.00 ± 0.00", "75.00 ± 0.00", "1.50 ± 0.00", "2", "7", "0.1 min"] in rows
+    assert ["QUEST", "–", "–", "–", "0", "–", "–"] in rows  # no row is dropped
+
+
+def test_a_run_with_other_labels_is_refused(scripts, tmp_path):
+    finetuned(tmp_path, "scratch", 10, 0, 50.0)
+    (tmp_path / "scratch-10").rename(tmp_path / "scratch-1")
+    with pytest.raises(RunError, match=r"differs from unlabelled-finetune.toml in .*data.fraction"):
+        scripts.unlabelled.collect(tmp_path, "abc", tmp_path)
+    with pytest.raises(RunError, match="holds no finished run"):
+        scripts.unlabelled.collect(tmp_path / "empty", "abc", tmp_path)
