@@ -17,6 +17,7 @@ from letkd.models.weights import read_state_dict
 from letkd.recipes import list_methods, resolve
 from letkd.runs.checkpoint import NAME
 from letkd.runs.evaluation import evaluate
+from letkd.runs.folder import RunFolder
 from letkd.training.trials import run_trials
 from tests.support.pair import a_net
 
@@ -52,6 +53,17 @@ def test_every_method_runs_and_leaves_a_whole_folder(method, teacher, tmp_path):
     assert 0 < result.last_test < 100
     assert result.best_val_test is not None
     assert not any("teacher" in key for key in read_state_dict(tmp_path / "run" / "last" / NAME))
+
+
+def test_evaluating_less_often_changes_only_what_is_logged(teacher, tmp_path):
+    recipes = {every: recipe_for("kd", teacher, "train.epochs=5", f"train.validate_every={every}") for every in (1, 2)}
+    results = {every: loop.train(recipe, tmp_path / str(every)) for every, recipe in recipes.items()}
+    rows = {every: RunFolder(tmp_path / str(every)).rows() for every in results}
+    assert [row["val_top1"] is None for row in rows[2]] == [True, False, True, False, False], "the last epoch is evaluated, too"
+    assert [row["loss"] for row in rows[1]] == [row["loss"] for row in rows[2]]
+    assert [row["val_top1"] for row in rows[2] if row["val_top1"] is not None] == [rows[1][k]["val_top1"] for k in (1, 3, 4)]
+    assert (results[1].last_test, results[1].last_val) == (results[2].last_test, results[2].last_val)
+    assert results[2].best_val_epoch in (2, 4, 5)
 
 
 def test_the_ways_to_save_time_change_no_number_beyond_rounding(teacher, tmp_path):

@@ -50,7 +50,8 @@ def test_a_search_from_the_first_trial_to_the_report(letkd, tmp_path, monkeypatc
         "_loader",
         lambda self, split: (tested.append(self.run.path.name) if split == "test" else None, loader(self, split))[1],
     )
-    code, out, err = letkd(*GIVEN, "--trials", 6, "--out", "study", "--pruner", "none")
+    given = [*GIVEN, "--set", "train.validate_every=2"]
+    code, out, err = letkd(*given, "--trials", 6, "--out", "study", "--pruner", "none")
     assert code == 0, err
     assert set(tested) == {"seed-0"}, "the test split is read for the winner alone"
     tested.clear()
@@ -75,9 +76,9 @@ def test_a_search_from_the_first_trial_to_the_report(letkd, tmp_path, monkeypatc
     assert code == 0, err
     assert RunFolder(tmp_path / "again").result.last_test == result.last_test, "best.toml is a recipe"
 
-    code, _, err = letkd(*GIVEN, "--trials", 6, "--out", "study", "--pruner", "none")
+    code, _, err = letkd(*given, "--trials", 6, "--out", "study", "--pruner", "none")
     assert (code, set(tested)) == (0, {"again"}), err
-    code, _, err = letkd(*GIVEN, "--trials", 6, "--out", "study", "--pruner", "none", "--search-seed", 1)
+    code, _, err = letkd(*given, "--trials", 6, "--out", "study", "--pruner", "none", "--search-seed", 1)
     assert (code, "belongs to another search: its seed differs" in err) == (2, True)
 
     code, _, err = letkd("report", "study")

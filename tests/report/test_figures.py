@@ -53,6 +53,16 @@ def test_a_curve_is_the_mean_over_seeds_with_the_range_around_it():
     assert [panel.get_title(loc="left") for panel in panels] == ["Validation accuracy", "Training accuracy (augmented images)"]
 
 
+def test_values_of_some_epochs_are_shown_as_a_line_or_as_points():
+    """With `train.validate_every`, epochs have no validation accuracy."""
+    sparse = [row | {"val_top1": row["val_top1"] if row["epoch"] % 10 == 0 else None} for row in rows(*range(1, 41))]
+    (chart,) = (chart for chart in curves("digits/tiny", [group("ce", sparse)]) if chart.key == "val")
+    assert (list(chart.x), list(chart.series[0].y)) == ([10, 20, 30, 40], [10, 20, 30, 40])
+    both = curves("digits/tiny", [group("ce", sparse), group("kd", rows(*range(1, 41)))])
+    lone, whole = draw(next(chart for chart in both if chart.key == "val")).axes[0].lines
+    assert (lone.get_marker(), whole.get_marker()) == (".", ""), "a line cannot show points between gaps"
+
+
 def test_health_has_a_chart_for_each_value_of_each_site():
     health = {"penultimate": {"used": 4.0, "discarded": 0.5}, "intermediate": {"used": 3.0}}
     charts = health_charts("digits/tiny", [group("ce", rows(1)), group("letkd-2", rows(1, 2, health=health))])

@@ -178,6 +178,12 @@ class Train(_Table):
     accumulate: int | None = Field(
         default=None, ge=1, le=MAX_COUNT, description="batches per update of the weights; default: 1"
     )
+    validate_every: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_COUNT,
+        description="epochs between two evaluations on the validation split; the last epoch is always evaluated",
+    )
     ema: float | None = Field(
         default=None,
         gt=0,

@@ -95,7 +95,8 @@ def _lines(axes: "Axes", chart: Chart) -> None:
     for series in chart.series:
         colour, style = COLOURS[series.colour % len(COLOURS)], ("-", "--", ":")[series.colour // len(COLOURS) % 3]
         y = _gaps(series.y)
-        axes.plot(chart.x, y, style, color=colour, linewidth=1.5, label=series.name, marker="." if len(y) < 25 else "")
+        marker = "." if len(y) < 25 or _has_lone_points(series.y) else ""
+        axes.plot(chart.x, y, style, color=colour, linewidth=1.5, label=series.name, marker=marker)
         if series.low is not None and series.high is not None:
             axes.fill_between(chart.x, _gaps(series.low), _gaps(series.high), color=colour, alpha=0.15, linewidth=0)
     if chart.log_y:
@@ -108,6 +109,12 @@ def _lines(axes: "Axes", chart: Chart) -> None:
 
 def _gaps(values: Sequence[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
+
+
+def _has_lone_points(values: Sequence[float | None]) -> bool:
+    """Whether a value has gaps on both sides, so that no line shows it."""
+    padded = [None, *values, None]
+    return any(padded[i] is padded[i + 2] is None and value is not None for i, value in enumerate(values))
 
 
 def _dots(chart: Chart) -> "Figure":

@@ -58,13 +58,14 @@ def _chart(key: str, title: str, y_label: str, groups: Sequence[Group], value: V
     series = [one for one in series if any(y is not None for y in one.y)]
     if not series:
         return []
-    x = list(range(1, max(len(one.y) for one in series) + 1))
-    padded = [replace(one, y=_pad(one.y, x), low=_pad(one.low, x), high=_pad(one.high, x)) for one in series]
-    return [Chart(key, title, "epoch", y_label, x, padded, group=pair, **more)]
+    x = sorted({epoch for one in series for epoch, y in enumerate(one.y, start=1) if y is not None})
+    chosen = [replace(one, y=_at(x, one.y), low=_at(x, one.low), high=_at(x, one.high)) for one in series]
+    return [Chart(key, title, "epoch", y_label, x, chosen, group=pair, **more)]
 
 
-def _pad(values: Any, x: list[int]) -> Any:
-    return None if values is None else [*values, *([None] * (len(x) - len(values)))]
+def _at(x: list[int], values: Any) -> Any:
+    """The values of these epochs; None after the last one."""
+    return None if values is None else [values[epoch - 1] if epoch <= len(values) else None for epoch in x]
 
 
 def curves(pair: str, groups: Sequence[Group]) -> list[Chart]:

@@ -264,7 +264,7 @@ def _run(search: Search, study: Any, trial: Any) -> None:
     shown = ", ".join(f"{key} {_short(value)}" for key, value in trial.params.items())
 
     def watch(row: dict[str, Any]) -> None:
-        if row["epoch"] not in done:
+        if row["epoch"] not in done and row["val_top1"] is not None:  # see train.validate_every
             done.add(row["epoch"])
             with storage_errors(search.storage):
                 trial.report(row["val_top1"], step=row["epoch"])

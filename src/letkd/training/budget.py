@@ -33,7 +33,7 @@ class Cost:
     Args:
         before: time before training, including the offline parts.
         step: one step.
-        epoch: per epoch in addition to its steps: evaluation on the validation split.
+        epoch: per epoch in addition to its steps: evaluation on the validation split, averaged over `train.validate_every` epochs.
         after: evaluation on the test split.
     """
 
@@ -118,7 +118,7 @@ def measure(recipe: Recipe, shared: Path) -> tuple[Cost, int]:
         ]
         val, test = map(evaluate, splits)
     before = time.monotonic() - began + (ready - began)  # the run reads data and networks again
-    return Cost(before, per_step, val, val + test), steps
+    return Cost(before, per_step, val / recipe.train.validate_every, val + test), steps
 
 
 def _endless(batches: Loader):

@@ -258,8 +258,9 @@ class _Run:
         steps, images, correct = (sums.pop(name) for name in COUNTS)
         self._same_batch_norms()
         check_finite(self.run.last, self.distiller, state.epoch)
-        val = self.evaluation.on("val", self.distiller.student)
-        averaged = self._averaged()
+        validates = state.epoch % self.recipe.train.validate_every == 0 or state.epoch == self.run.epochs
+        val = self.evaluation.on("val", self.distiller.student) if validates else None
+        averaged = self._averaged() if validates else None
         state.seconds = self.clock.seconds()
         if val is not None and (state.best_val is None or val.top1 > state.best_val):
             state.best_val, state.best_val_epoch = val.top1, state.epoch
@@ -268,7 +269,8 @@ class _Run:
                 save_weights(self.distiller.student, self.run.best_on_validation, {"epoch": str(state.epoch)})
         row = {"epoch": state.epoch, "lr": lr, "train_top1": 100 * correct / images if images else None}
         row |= {name: value / steps for name, value in sums.items()}
-        row |= {f"val/{name}": value for name, value in self.evaluation.held_out(self.distiller).items()}
+        if validates:
+            row |= {f"val/{name}": value for name, value in self.evaluation.held_out(self.distiller).items()}
         row |= {"val_top1": None if val is None else val.top1, "seconds": state.seconds}
         row |= {f"weight/{name}": value for name, value in self.distiller.auto_weights().items()}
         if averaged is not None:

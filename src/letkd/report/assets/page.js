@@ -151,7 +151,10 @@
             pen = "L";
           });
           this.plot.append(svg("path", { d: path, fill: "none", style: `stroke:${colour(series.colour)}`, "stroke-width": 1.8, "stroke-dasharray": dash(series.colour), "stroke-linejoin": "round" }));
-          if (n === 1 && series.y[0] !== null) this.plot.append(svg("circle", { cx: this.x(0), cy: y(series.y[0]), r: 3, style: `fill:${colour(series.colour)}` }));
+          const empty = (i) => i < 0 || i >= n || series.y[i] === null || (log && series.y[i] <= 0);
+          series.y.forEach((v, i) => {  // values between gaps, which no line shows
+            if (!empty(i) && empty(i - 1) && empty(i + 1)) this.plot.append(svg("circle", { cx: this.x(i), cy: y(v), r: 3, style: `fill:${colour(series.colour)}` }));
+          });
         });
         this.line = svg("line", { class: "guide", y1: top, y2: height - bottom });
         this.plot.append(this.line);
