@@ -48,7 +48,9 @@ def collect(pair: str, runs: Path, commit: str, folder: Path = DATA, *, settings
     known = {(run.row, run.seed): run for run in read_runs(pair, folder)}
     for row in rows_of(pair):
         for path in RunFolder.children(runs / row):
-            found = _counted(pair, row, RunFolder(path), commit, settings)
+            run = RunFolder(path)
+            check_recipe(run, recipe_file(pair), row, settings)
+            found = counted(pair, row, run, commit)
             if found is None:
                 print(f"{path}: not finished, not collected")
                 continue
@@ -61,8 +63,8 @@ def collect(pair: str, runs: Path, commit: str, folder: Path = DATA, *, settings
     return read_runs(pair, folder)
 
 
-def _counted(pair: str, row: str, run: RunFolder, commit: str, settings: Sequence[str]) -> Run | None:
-    check_recipe(run, recipe_file(pair), row, settings)
+def counted(pair: str, row: str, run: RunFolder, commit: str) -> Run | None:
+    """The line of a run; None if it is not finished."""
     result = run.result
     if result is None:
         return None

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collect import check_recipe
-from study import DATA, ROOT, command, read_csv, write_csv
+from collect import check_recipe, counted
+from study import DATA, ROOT, Run, command, read_csv, write_csv
 
 from letkd.errors import RunError
 from letkd.report.paired import NOTE, head, paired_difference
@@ -22,9 +22,9 @@ from letkd.runs.grid import Cell, Grid, as_markdown
 from letkd.runs.results import mean_std
 
 STARTS = {"scratch": "From scratch", "quest": "After QUEST", "letkd-1": "After letKD-1"}
-LABELLED = {1: "450 (1 %)", 10: "4,500 (10 %)"}
 PRETRAINED, FINETUNED = "unlabelled-pretrained.csv", "unlabelled-finetuned.csv"
-EPOCHS = {1: 200, 10: 40}  # of fine-tuning, by per cent of the labels
+FEW = {"1%": ("data.fraction=0.01", "train.epochs=200"), "10%": ("data.fraction=0.1", "train.epochs=40")}  # labels
+LABELLED = {"1%": "450 (1 %)", "10%": "4,500 (10 %)"}
 UNFINISHED = "No counted run is finished yet.\n"
 
 
@@ -44,48 +44,28 @@ class PreTrained:
     seconds: int
 
 
-@dataclass(frozen=True)
-class FineTuned:
-    """A run with `percent` of the labels: accuracies of the last epoch in per cent."""
-
-    row: str
-    percent: int
-    seed: int
-    commit: str
-    epochs: int
-    val: float
-    test: float
-    parameters: int
-    cpu_seconds: int
-    seconds: int
-
-
 def collect(runs: Path, commit: str, folder: Path = DATA) -> int:
     """Add finished runs to the CSV files; returns how many there are."""
     pretrained = {(run.row, run.seed): run for run in read_csv(folder / PRETRAINED, PreTrained)}
-    finetuned = {(run.row, run.percent, run.seed): run for run in read_csv(folder / FINETUNED, FineTuned)}
+    finetuned = {(run.pair, run.row, run.seed): run for run in read_csv(folder / FINETUNED, Run)}
     for row in STARTS:
         for run in _finished(runs / row):
             check_recipe(run, ROOT / "evidence/unlabelled-pretrain.toml", row, ())
             result, seed = run.result, run.recipe.train.seed
             (term,) = result.held_out.values()
             numbers = (round(value, 4) for value in (term, result.probe["knn"], result.probe["linear"]))
-            pretrained[row, seed] = PreTrained(row, seed, commit, result.epochs, *numbers, result.parameters, *_times(result))
-        for percent in LABELLED:
-            for run in _finished(runs / f"{row}-{percent}"):
-                settings = f"data.fraction={percent / 100}", f"train.epochs={EPOCHS[percent]}"
+            times = round(result.cpu_seconds), round(result.seconds)
+            pretrained[row, seed] = PreTrained(row, seed, commit, result.epochs, *numbers, result.parameters, *times)
+        for labels, settings in FEW.items():
+            for run in _finished(runs / f"{row}-{labels.removesuffix('%')}"):
                 check_recipe(run, ROOT / "evidence/unlabelled-finetune.toml", "ce", settings)
-                result, seed = run.result, run.recipe.train.seed
-                numbers = (round(value, 4) for value in (result.last_val, result.last_test))
-                finetuned[row, percent, seed] = FineTuned(
-                    row, percent, seed, commit, result.epochs, *numbers, result.parameters, *_times(result)
-                )
+                found = counted(labels, row, run, commit)
+                finetuned[labels, row, found.seed] = found
     if not pretrained and not finetuned:
         raise RunError(f"{runs} holds no finished run; its folders are {', '.join(STARTS)}, and these with -1 or -10")
     order = list(STARTS)
     write_csv(folder / PRETRAINED, PreTrained, sorted(pretrained.values(), key=lambda run: (order.index(run.row), run.seed)))
-    key = lambda run: (run.percent, order.index(run.row), run.seed)  # noqa: E731
-    write_csv(folder / FINETUNED, FineTuned, sorted(finetuned.values(), key=key))
+    write_csv(folder / FINETUNED, Run, sorted(finetuned.values(), key=lambda run: (run.pair, order.index(run.row), run.seed)))
     return len(pretrained) + len(finetuned)
 
 
@@ -97,14 +77,10 @@ def _finished(folder: Path) -> list[RunFolder]:
     return [run for run in found if run.result is not None]
 
 
-def _times(result) -> tuple[int, int]:
-    return round(result.cpu_seconds), round(result.seconds)
-
-
-def finetuned_table(runs: Sequence[FineTuned]) -> Grid:
+def finetuned_table(runs: Sequence[Run]) -> Grid:
     lines = []
-    for percent, labelled in LABELLED.items():
-        groups = {row: [run for run in runs if (run.row, run.percent) == (row, percent)] for row in STARTS}
+    for labels, shown in LABELLED.items():
+        groups = {row: [run for run in runs if (run.pair, run.row) == (labels, row)] for row in STARTS}
         by_seed = {row: {run.seed: run.test for run in group} for row, group in groups.items()}
         best = max((statistics.mean(tests.values()) for tests in by_seed.values() if tests), default=None)
         for row, group in groups.items():
@@ -116,7 +92,7 @@ def finetuned_table(runs: Sequence[FineTuned]) -> Grid:
             lines.append(
                 [
                     Cell(STARTS[row]),
-                    Cell(labelled),
+                    Cell(shown),
                     Cell(mean_std(list(tests.values())), bold=bool(tests) and statistics.mean(tests.values()) == best),
                     Cell(str(len(group))),
                     *(Cell(str(difference or "–")) for difference in against),
@@ -143,13 +119,13 @@ def pretrained_table(runs: Sequence[PreTrained]) -> Grid:
     return Grid("CIFAR-10 images without labels, EfficientNet-Lite0 → ResNet-8", columns, lines, notes)
 
 
-def _minutes(group: Sequence[PreTrained | FineTuned]) -> str:
+def _minutes(group: Sequence[PreTrained | Run]) -> str:
     return f"{statistics.median(run.cpu_seconds for run in group) / 60:.1f} min" if group else "–"
 
 
 def text(folder: Path = DATA) -> str:
     """The tables as Markdown."""
-    pretrained, finetuned = read_csv(folder / PRETRAINED, PreTrained), read_csv(folder / FINETUNED, FineTuned)
+    pretrained, finetuned = read_csv(folder / PRETRAINED, PreTrained), read_csv(folder / FINETUNED, Run)
     if not pretrained and not finetuned:
         return UNFINISHED
     files = " and ".join(f"[{name}](evidence/{name})" for name in (PRETRAINED, FINETUNED))
