@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import letkd.training.loop as loop
 import letkd.training.state as state
@@ -18,7 +20,8 @@ from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
 from letkd.training.launchers import Local
-from letkd.training.trials import compare
+from letkd.training.launchers.tasks import Outcome
+from letkd.training.trials import Variant, compare
 
 SMALL = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
 
@@ -86,6 +89,22 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
     again = compare("digits/tiny", ["ce", "kd", "quest"], tmp_path, trials=1, settings=SMALL)
     assert [row.results for row in again[:3]] == [row.results for row in first]
     assert len(trained) == 1
+
+
+def test_rows_in_parallel_get_their_seeds_in_turn(tmp_path):
+    class Recorder:
+        def __init__(self):
+            self.started = []
+
+        def run(self, tasks):
+            self.started += [Path(task.label).relative_to(tmp_path).as_posix() for task in tasks]
+            return ((k, Outcome("done")) for k in range(len(tasks)))
+
+    save_file({"weight": torch.zeros(1)}, tmp_path / "teacher.safetensors")
+    given = {"teacher_weights": tmp_path / "teacher.safetensors", "launcher": (recorder := Recorder())}
+    rows = compare("digits/tiny", [Variant("one", "ce"), Variant("other", "ce")], tmp_path, trials=2, **given)
+    assert recorder.started == ["one/seed-0", "other/seed-0", "one/seed-1", "other/seed-1"]
+    assert [row.results for row in rows] == [[], []]
 
 
 def test_wrong_names_are_told_before_anything_is_trained(tmp_path):

@@ -215,14 +215,18 @@ def _run_in_parallel(
     shared: Path,
     log: tuple[str, ...] | None,
 ) -> dict[str, str]:
-    """Train all unfinished seeds of all rows; returns for each row why it has no numbers, or an empty string."""
+    """Train all unfinished runs; returns for each row why it has no numbers, or an empty string.
+
+    The first seed of all rows comes first, so that an interrupted comparison has about as many seeds in every row.
+    """
     tasks: dict[str, list[TrainTask]] = {}
     for name, recipe in recipes.items():
         runs = _seeds(recipe, folder / name, trials)
         tasks[name] = [TrainTask(trial, at, shared, log=log) for trial, at in runs if RunFolder(at, trial).result is None]
     if with_fits := tuple(recipe for name, recipe in recipes.items() if recipe.methods and tasks[name]):
         _run_tasks(launcher, [FitTask(with_fits, shared)])
-    outcomes = _run_tasks(launcher, [task for row_tasks in tasks.values() for task in row_tasks])
+    by_row = [task for row_tasks in tasks.values() for task in row_tasks]
+    outcomes = _run_tasks(launcher, sorted(by_row, key=lambda task: task.recipe.train.seed))
     notes = {}
     for name, row_tasks in tasks.items():
         bad = next((outcomes[task.label] for task in row_tasks if outcomes[task.label].state != "done"), None)
