@@ -237,7 +237,7 @@ def test_ctrl_c_says_how_to_go_on(letkd, monkeypatch):
 
     monkeypatch.setattr(loop, "read_data", stop)
     code, _, err = letkd("train", "digits/tiny/ce", "--out", "run")
-    assert (code, err) == (130, "letkd: stopped; run the same command again to continue\n")
+    assert (code, err) == (130, "letkd: stopped; run the same command again to resume\n")
 
 
 def test_default_run_folder_is_under_runs(letkd, tmp_path):

@@ -140,7 +140,7 @@ def test_a_stop_reaches_every_seed_and_leaves_no_orphans(tmp_path):
     run.send_signal(signal.SIGTERM)
     _, err = run.communicate(timeout=120)
     assert run.returncode == 75, err
-    assert err.splitlines()[-1] == "letkd: stopped; run the same command again to continue"
+    assert err.splitlines()[-1] == "letkd: stopped; run the same command again to resume"
     assert "Traceback" not in err
     for _ in range(100):
         if not any(Path(f"/proc/{pid}").exists() for pid in family):

@@ -138,7 +138,7 @@ def test_term_at_other_verbs(arguments, place, finished, letkd, monkeypatch, tmp
         calls = term_at(patch, place)
         code, _, err = letkd(*arguments)
     assert calls, "the stage was not reached"
-    assert (code, err.splitlines()[-1]) == (75, "letkd: stopped; run the same command again to continue")
+    assert (code, err.splitlines()[-1]) == (75, "letkd: stopped; run the same command again to resume")
     assert not list(tmp_path.rglob("*.tmp"))
     code, _, err = letkd(*arguments) if arguments[0] != "report" else (0, "", "")  # it takes long; other tests write reports
     assert code == 0, err
@@ -176,7 +176,7 @@ def test_a_stop_that_another_library_turned_into_an_error_is_a_stop(train, monke
 
     monkeypatch.setattr("letkd.training.loop.read_data", turn)
     code, _, err = train("run")
-    assert (code, err) == (75, "letkd: stopped; run the same command again to continue\n")
+    assert (code, err) == (75, "letkd: stopped; run the same command again to resume\n")
 
 
 def start(*arguments, **options) -> subprocess.Popen:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from letkd.errors import Stopped
 
-STOPPED = "stopped; run the same command again to continue"
+STOPPED = "stopped; run the same command again to resume"
 
 
 class StopRequest:
