@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 import letkd
+from letkd.distiller.student import load_student
 from letkd.errors import LetkdError
 from letkd.models import create_model, save_weights
 from letkd.models.cost import macs, parameters
 from letkd.taps import as_logits, probe
 from tests.support import networks as small  # it also makes torchvision import
 from tests.support.pair import images
+from tests.support.runs import save_pictures
 
 
 def needs(library: str) -> None:
@@ -341,6 +343,31 @@ def test_timm_says_what_its_networks_were_trained_on(tmp_path):
         Teacher(model="timm:mobilenetv3_small_050", weights=weights, size=64, mean=(0.5,) * 3, std=(0.5,) * 3), data
     )
     assert seen.differences() == {}
+
+
+def test_transformers_of_timm_take_images_of_any_size(letkd, tmp_path):
+    """As teacher by `teacher.size`, as student by `data.size`: in training, in a file, and from a file of another size."""
+    needs("timm")
+    name = "timm:vit_tiny_patch16_224"
+    save_weights(create_model(name, num_classes=10), tmp_path / "teacher.safetensors")
+    teacher = ["--teacher", name, "--teacher-weights", "teacher.safetensors", "--quick"]
+    code, _, err = letkd("train", "digits/tiny/letkd-1", *teacher, "--set", "teacher.size=64", "--out", "taught")
+    assert code == 0, err
+    code, _, err = letkd("train", "digits/tiny/ce", "--student", name, "--quick", "--out", "small")
+    assert code == 0, err
+    student = load_student(tmp_path / "small" / "student.safetensors", model=name)
+    assert student.pos_embed.shape[1] == 1 + 2 * 2, "digits have 32x32 pixels, patches 16x16"
+    again = ["--student", name, "--student-weights", "small/student.safetensors", "--quick", "--set", "data.size=48"]
+    for split in ("train", "test"):
+        for k in range(10):
+            save_pictures(tmp_path / "pictures" / split / f"class-{k}", n=4)
+    code, _, err = letkd("train", "--data", "folder", "--root", "pictures", "--method", "ce", *again, "--out", "larger")
+    assert code == 0, err
+    code, _, err = letkd("eval", "larger", "--student", name)
+    assert code == 0, err
+    for given in ([], ["--input", "3x32x64"]):
+        code, out, err = letkd("taps", name, *given)
+        assert (code, "penultimate=blocks.10:tokens" in out) == (0, True), err
 
 
 @pytest.mark.parametrize("method", ["fitnet", "at", "crd"])

@@ -18,6 +18,7 @@ from letkd.layer import KDLayer
 from letkd.layer.folded import FoldedKDLayer
 from letkd.methods.simkd import FrozenLinear, Projector
 from letkd.models import create_model, list_models, load_weights, save_weights
+from letkd.models.extras import set_image_size
 from letkd.taps import find_module, graft, layout_of_graft, replace_module
 from letkd.taps.layouts import WRITTEN, layout_of
 
@@ -127,7 +128,10 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     if name in list_models():
         with torch.device("meta"):  # no memory is allocated until the sizes in the header match the tensors
             _must_fit(_change(create_model(name, num_classes=C), header, shapes, path), shapes, path)
-    student = _change(create_model(name, num_classes=num_classes or C), header, shapes, path)
+    student = create_model(name, num_classes=num_classes or C)
+    if header.get("size"):
+        set_image_size(student, header["size"])
+    student = _change(student, header, shapes, path)
     load_weights(student, path, num_classes=num_classes)
     return student.eval()
 

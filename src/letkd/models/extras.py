@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -69,6 +69,20 @@ def facts_of_network(model: nn.Module) -> dict[str, Any]:
     size = table.get("input_size")
     found = {"mean": table.get("mean"), "std": table.get("std"), "size": size and list(size)[-2:]}
     return {key: list(value) for key, value in found.items() if value is not None}
+
+
+def set_image_size(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    """Prepare a timm transformer for images of another size: its position embedding is interpolated. Other networks are unchanged."""
+    now = getattr(getattr(model, "patch_embed", None), "img_size", None)  # None: any size
+    if now is not None and tuple(now) != tuple(size) and hasattr(model, "set_input_size"):
+        try:
+            cast(Any, model).set_input_size(img_size=tuple(size))
+        except Exception as error:
+            raise LetkdError(
+                f"{type(model).__name__} is a network for images of {now[0]}x{now[1]} and cannot be changed to {size[0]}x{size[1]} "
+                f"({reason(error)}); choose another image size"
+            ) from error
+    return model
 
 
 def _transformers(transformers: Any, name: str, num_classes: int) -> nn.Module:

@@ -52,7 +52,8 @@ transformers loads such a folder itself, because names on disk differ from those
 A teacher gets images preprocessed as in its training. letkd's own files, timm's `pretrained_cfg` and a folder's
 `preprocessor_config.json` and `config.json` contain mean, std, size and class names. Differences from the data are applied and
 reported: images are re-normalised and resized for the teacher (in training, fits and the cache), and its logits are reordered to the
-data's classes, by name. Methods that read the teacher's logits (`kd`, `dkd`, `simkd`) refuse a teacher with other classes; the other
+data's classes, by name. A timm transformer is prepared for the size of its images, as teacher and as student: its position embedding is
+interpolated. Methods that read the teacher's logits (`kd`, `dkd`, `simkd`) refuse a teacher with other classes; the other
 methods read only features. `teacher.mean`, `teacher.std`, `teacher.size` and `teacher.classes` in a recipe take precedence. In
 Python, use `Distiller(teacher_input=letkd.TeacherInput(…))`.
 

@@ -6,6 +6,7 @@ import torch
 from rich.text import Text
 from torch import nn
 
+from letkd.models.extras import facts_of_network, set_image_size
 from letkd.taps import ModuleRun, Tap, as_taps, trace
 from letkd.taps.find import proposals
 
@@ -33,10 +34,12 @@ def inspect_taps(model: nn.Module, image: tuple[int, ...] | None = None) -> Netw
     """Run a network once on zeros and record the output of every module.
 
     Args:
-        image: shape of the input; default: the network's `input_size`, or that of ImageNet.
+        image: shape of the input; default: the network's own (`input_size`, or timm's `pretrained_cfg`), or that of ImageNet.
     """
     if image is None:
-        image = tuple(getattr(model, "input_size", UNKNOWN))
+        size = facts_of_network(model).get("size")
+        image = (3, *size) if size else tuple(getattr(model, "input_size", UNKNOWN))
+    set_image_size(model, (image[1], image[2]))
     example = torch.zeros(1, *image)
     ran = trace(model, example)
     own = {role: tap for role, tap in as_taps(model).items() if role in SITES}

@@ -31,6 +31,7 @@ from letkd.errors import LetkdError, RecipeError, UnsupportedPair, nearest
 from letkd.methods import METHODS
 from letkd.methods.base import collected
 from letkd.models import create_model
+from letkd.models.extras import set_image_size
 from letkd.progress import say
 from letkd.recipes.schema import Data, Network, Recipe
 from letkd.taps import Tap, Taps, as_taps, run_once
@@ -235,8 +236,10 @@ def build_student(table: Network, data: Dataset, num_classes: int | None = None)
     """
     num_classes = num_classes or data.num_classes
     if table.weights is not None and is_student_file(table.weights):
-        return load_student(table.weights, model=table.model, num_classes=num_classes).train()
-    return create_model(table.model, num_classes=num_classes, weights=table.weights, new_head=True)
+        student = load_student(table.weights, model=table.model, num_classes=num_classes).train()
+    else:
+        student = create_model(table.model, num_classes=num_classes, weights=table.weights, new_head=True)
+    return set_image_size(student, data.image_size)
 
 
 def fit(distiller: Distiller, recipe: Recipe, data: Dataset, folder: str | Path, *, force: bool = False) -> None:

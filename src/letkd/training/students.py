@@ -16,6 +16,7 @@ from letkd.distiller.student import is_student_file, load_student, read_header
 from letkd.errors import DataError, RunError, nearest
 from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
+from letkd.models.extras import set_image_size
 from letkd.progress import say
 from letkd.runs.evaluation import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
@@ -186,6 +187,7 @@ def _on_split(model: nn.Module, images: Dataset, split: str) -> Accuracy:
     if not len(part):
         raise DataError(f"the {split} split of {images.name} is empty here; choose another with `split=`")
     example = torch.zeros(1, 3, *part.image_size)
+    set_image_size(model, part.image_size)
     C = as_logits(run_once(Taps(model, {}), example)[0], model).shape[1]
     if images.num_classes != C:
         raise DataError(f"{type(model).__name__} gives {C} logits and {images.name} has {images.num_classes} classes")

@@ -14,7 +14,7 @@ from letkd.distiller.teacher_input import AdaptedTeacher, TeacherInput
 from letkd.distributed.processes import rank, world
 from letkd.errors import DataError, RecipeError
 from letkd.models import create_model
-from letkd.models.extras import facts_of_network
+from letkd.models.extras import facts_of_network, set_image_size
 from letkd.models.pretrained import OWN, facts_of_weights
 from letkd.models.weights import read_state_dict
 from letkd.progress import say
@@ -43,6 +43,7 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
         facts = facts_from({"num_classes": max(C, 1), **facts_of_network(model)}, table.model)
     side = (table.size, table.size) if isinstance(table.size, int) else table.size
     size = side or facts.size or data.image_size
+    set_image_size(model, size)
     order, foreign = _match(classes, data)
     if is_backbone(model):
         order = None

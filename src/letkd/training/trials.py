@@ -225,8 +225,8 @@ def _run_in_parallel(
         tasks[name] = [TrainTask(trial, at, shared, log=log) for trial, at in runs if RunFolder(at, trial).result is None]
     if with_fits := tuple(recipe for name, recipe in recipes.items() if recipe.methods and tasks[name]):
         _run_tasks(launcher, [FitTask(with_fits, shared)])
-    by_row = [task for row_tasks in tasks.values() for task in row_tasks]
-    outcomes = _run_tasks(launcher, sorted(by_row, key=lambda task: task.recipe.train.seed))
+    by_seed = sorted((task for row_tasks in tasks.values() for task in row_tasks), key=lambda task: task.recipe.train.seed)
+    outcomes = _run_tasks(launcher, by_seed)
     notes = {}
     for name, row_tasks in tasks.items():
         bad = next((outcomes[task.label] for task in row_tasks if outcomes[task.label].state != "done"), None)

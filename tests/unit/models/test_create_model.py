@@ -14,6 +14,7 @@ from torch import nn
 from letkd.errors import CheckpointError, LetkdError
 from letkd.models import create_model, list_models, save_weights
 from letkd.models.base import MODELS, register_model
+from letkd.models.extras import set_image_size
 
 OWN = """
     import dataclasses
@@ -227,6 +228,32 @@ def test_package_whose_own_import_is_missing_names_that_import(package):
 @pytest.mark.parametrize("name", [":build", "file.py:", ":"])
 def test_half_a_name(name):
     sentence(name, "does not name a callable; write package.module:callable or path/to/file.py:callable")
+
+
+class Sized(nn.Module):
+    """A network with the part of timm's interface that changes the image size."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Identity()
+        self.patch_embed.img_size = (224, 224)
+
+    def set_input_size(self, img_size):
+        if img_size[0] % 16:
+            raise ValueError("not a multiple of 16")
+        self.patch_embed.img_size = img_size
+
+
+def test_a_network_for_one_image_size_is_changed_to_another():
+    model = Sized()
+    assert set_image_size(model, (64, 32)) is model
+    assert model.patch_embed.img_size == (64, 32)
+    with pytest.raises(
+        LetkdError, match=r"Sized is a network for images of 64x32 and cannot be changed to 20x20 \(ValueError: not a"
+    ):
+        set_image_size(model, (20, 20))
+    plain = nn.Linear(2, 2)
+    assert set_image_size(plain, (64, 32)) is plain
 
 
 def test_registering_a_name_twice_is_refused():
