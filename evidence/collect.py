@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from study import (
     DATA,
@@ -54,9 +55,7 @@ def collect(pair: str, runs: Path, commit: str, folder: Path = DATA, *, settings
             if found is None:
                 print(f"{path}: not finished, not collected")
                 continue
-            before = known.get((row, found.seed))
-            same = before is not None and replace(found, commit=before.commit) == before
-            known[row, found.seed] = before if same and before is not None else found
+            known[row, found.seed] = newer(known.get((row, found.seed)), found)
     if not known:
         raise RunError(f"{runs} holds no finished run of {pair}; run `letkd compare evidence/{pair}.toml --out {runs}`")
     write_runs(pair, known.values(), folder)
@@ -73,6 +72,11 @@ def counted(pair: str, row: str, run: RunFolder, commit: str) -> Run | None:
     numbers = {"val": round(result.last_val, 4), "test": round(result.last_test, 4), "parameters": result.parameters}
     times = {"cpu_seconds": round(result.cpu_seconds), "seconds": round(result.seconds)}
     return Run(pair, row, run.recipe.train.seed, commit, result.epochs, **numbers, **times)
+
+
+def newer(before: Any, found: Any) -> Any:
+    """The line of a run after it was collected again: if no number changed, the one before, with its commit."""
+    return before if before is not None and replace(found, commit=before.commit) == before else found
 
 
 def check_recipe(run: RunFolder, file: Path, row: str, settings: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collect import check_recipe, counted
+from collect import check_recipe, counted, newer
 from study import DATA, ROOT, Run, command, read_csv, write_csv
 
 from letkd.errors import RunError
@@ -55,12 +55,13 @@ def collect(runs: Path, commit: str, folder: Path = DATA) -> int:
             (term,) = result.held_out.values()
             numbers = (round(value, 4) for value in (term, result.probe["knn"], result.probe["linear"]))
             times = round(result.cpu_seconds), round(result.seconds)
-            pretrained[row, seed] = PreTrained(row, seed, commit, result.epochs, *numbers, result.parameters, *times)
+            found = PreTrained(row, seed, commit, result.epochs, *numbers, result.parameters, *times)
+            pretrained[row, seed] = newer(pretrained.get((row, seed)), found)
         for labels, settings in FEW.items():
             for run in _finished(runs / f"{row}-{labels.removesuffix('%')}"):
                 check_recipe(run, ROOT / "evidence/unlabelled-finetune.toml", "ce", settings)
                 found = counted(labels, row, run, commit)
-                finetuned[labels, row, found.seed] = found
+                finetuned[labels, row, found.seed] = newer(finetuned.get((labels, row, found.seed)), found)
     if not pretrained and not finetuned:
         raise RunError(f"{runs} holds no finished run; its folders are {', '.join(STARTS)}, and these with -1 or -10")
     order = list(STARTS)

@@ -184,7 +184,8 @@ def test_runs_without_labels_are_collected_and_shown(scripts, tmp_path):
         finetuned(runs, "letkd-1", 1, seed, letkd)
     finetuned(runs, "quest", 10, 0, 61.0)
     assert scripts.unlabelled.collect(runs, "abc", tmp_path) == 7
-    assert scripts.unlabelled.collect(runs, "abc", tmp_path) == 7
+    assert scripts.unlabelled.collect(runs, "def", tmp_path) == 7
+    assert "def" not in (tmp_path / "unlabelled-finetuned.csv").read_text(), "the same numbers: the commit stays"
     text = scripts.unlabelled.text(tmp_path)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     assert ["From scratch", "450 (1 %)", "41.00 ± 1.41", "2", "–", "–", "7", "0.1 min"] in rows
