@@ -26,6 +26,7 @@ from letkd.runs.grid import Cell, Grid, as_markdown
 from letkd.runs.results import mean_std
 
 PAGE = ROOT / "docs" / "evidence.md"
+README = ROOT / "README.md"
 UNFINISHED = "No counted run is finished yet."
 REFERENCES = ("ce", "kd")
 TIMES = (
@@ -133,17 +134,31 @@ def choices_text(folder: Path = DATA) -> str:
     return f"{text}\nRuns: [choices.csv](evidence/choices.csv)\n" if text else "No run is finished yet.\n"
 
 
-def page_text(page: str, folder: Path = DATA) -> str:
-    """The page with its tables computed from the CSV files."""
-    parts = {"results": results_text(folder), "choices": choices_text(folder), "without labels": unlabelled.text(folder)}
+def parts(folder: Path = DATA) -> dict[str, str]:
+    """The computed parts of the page, by the name in their markers."""
+    return {"results": results_text(folder), "choices": choices_text(folder), "without labels": unlabelled.text(folder)}
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """The page with the text between its markers replaced."""
     for name, text in parts.items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         if page.count(start) != 1 or page.count(end) != 1:
-            raise LetkdError(f"{PAGE} must contain the line {start.strip()!r} once, and {end.strip()!r} after it")
+            raise LetkdError(f"the page must contain the line {start.strip()!r} once, and {end.strip()!r} after it")
         page = re.sub(
             f"{re.escape(start)}.*?{re.escape(end)}", lambda _, t=start + "\n" + text + "\n" + end: t, page, flags=re.DOTALL
         )
     return page
+
+
+def page_text(page: str, folder: Path = DATA) -> str:
+    """The page with its tables computed from the CSV files."""
+    return filled(page, parts(folder))
+
+
+def readme_text(page: str, folder: Path = DATA) -> str:
+    """The README with its table of real images computed from the CSV files."""
+    return filled(page, {"real images": unlabelled.summary(folder)})
 
 
 def digest(found: Sequence[Point]) -> str:
@@ -205,6 +220,11 @@ def problems(page: Path = PAGE, folder: Path = DATA) -> list[str]:
     return found
 
 
+def readme_problems() -> list[str]:
+    text = README.read_text(encoding="utf-8")
+    return [] if readme_text(text) == text else [f"the table of {README} does not follow from {DATA}"]
+
+
 def write(page: Path = PAGE, folder: Path = DATA) -> None:
     write_whole(page, page_text(page.read_text(encoding="utf-8"), folder).encode())
     for pair, title in PAIRS.items():
@@ -217,8 +237,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if they do not follow from the CSV files")
     if not parser.parse_args().check:
         write()
+        write_whole(README, readme_text(README.read_text(encoding="utf-8")).encode())
         return 0
-    if found := problems():
+    if found := [*problems(), *readme_problems()]:
         print("; ".join(found) + "; run `python evidence/tables.py`")
     return 1 if found else 0
 

@@ -53,6 +53,7 @@ def published(tmp_path, scripts):
 
 def test_the_page_follows_from_the_csv_files(scripts):
     assert scripts.tables.problems() == []
+    assert scripts.tables.readme_problems() == []
 
 
 def test_a_table_has_every_row_with_its_paired_differences(scripts, tmp_path, published):
