@@ -175,6 +175,14 @@ def test_other_settings_make_another_row_and_are_told(tmp_path):
     assert f"settings that differ from the recipe: {key} = 16." in notes
 
 
+def test_how_often_runs_were_evaluated_makes_no_other_row(tmp_path):
+    a_run(tmp_path / "a", f"{PAIR}/kd", 73.0)
+    a_run(tmp_path / "b", f"{PAIR}/kd", 72.0, settings=("train.seed=1", "train.validate_every=5"))
+    (group,) = find_groups([tmp_path])
+    assert len(group.runs) == 2
+    assert "validate_every" not in " ".join(detail(PAIR, [group], {}).notes)
+
+
 def test_how_good_the_teacher_was_stands_below_the_table(tmp_path):
     a_run(tmp_path / "a", f"{PAIR}/kd", 70.0)
     assert "Accuracy of the teacher" not in " ".join(detail(PAIR, find_groups([tmp_path]), {}).notes)

@@ -21,8 +21,9 @@ from letkd.training.inputs import read_inputs
 What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student
 
-# Keys that may differ from a cell's recipe in the same experiment: paths of files, seed and title.
-_CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "title"}
+_SAME_ROW = {"train.seed", "train.validate_every", "data.root"}  # may differ between the runs of a row
+# Keys that may differ from a cell's recipe in the same experiment: also paths of files and the title.
+_CIRCUMSTANCES = {*_SAME_ROW, "teacher.weights", "student.weights", "title"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
 
 def _key(recipe: Recipe) -> str:
     values = _values(recipe)
-    return json.dumps({key: values[key] for key in sorted(values) if key not in ("train.seed", "data.root")})
+    return json.dumps({key: values[key] for key in sorted(values) if key not in _SAME_ROW})
 
 
 def _with_same_images(runs: Sequence[Run]) -> list[list[Run]]:
@@ -254,9 +255,7 @@ def _with_own_titles(groups: list[Group]) -> list[Group]:
     for same in alike.values():
         values = [_values(group.runs[0].recipe) for group in same]
         keys = sorted({key for one in values for key in one})
-        differing = [
-            key for key in keys if key not in ("train.seed", "data.root") and len({one.get(key) for one in values}) > 1
-        ]
+        differing = [key for key in keys if key not in _SAME_ROW and len({one.get(key) for one in values}) > 1]
         for group, own in zip(same, values, strict=True):
             what = ", ".join(f"{key.split('.', 1)[-1]} {own.get(key, 'not set')}" for key in differing)
             named.append(replace(group, title=f"{group.title} ({what})" if what else group.title))
