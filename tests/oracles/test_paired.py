@@ -27,6 +27,10 @@ def test_only_seeds_of_both_rows_count():
     assert paired_difference({0: 71.0}, {0: 70.0}) == PairedDifference(1.0, None, 1)
 
 
+def test_a_difference_below_what_is_shown_has_no_negative_zero():
+    assert str(PairedDifference(-0.004, 0.0041, 3)) == "+0.00 [−0.01, +0.00] (3)"
+
+
 def test_tables_show_the_difference_to_the_row_named():
     def row(name, *tests):
         results = [Result(test, 99.0, None, None, None, None, 1000, 1, 1.0) for test in tests]

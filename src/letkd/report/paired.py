@@ -53,4 +53,4 @@ def head(title: str) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−")  # + 0.0: no negative zero
