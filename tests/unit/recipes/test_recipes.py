@@ -90,7 +90,7 @@ def test_the_settings_of_standardised_logits(pair):
     assert (kd.weights["ce"], dkd.weights["ce"], table["alpha"]) == (0.1, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(("other", "chosen"), [("kd", {"kd": 0.3}), ("kd-ls", {"kd": 6.0}), ("dist", {"dist": 0.5})])
+@pytest.mark.parametrize(("other", "chosen"), [("kd", {"kd": 0.3}), ("kd-ls", {"kd": 6.0}), ("dist", {"dist": 0.15})])
 @pytest.mark.parametrize("site", ["letkd-1", "letkd-2"])
 def test_a_row_of_two_methods_is_both_of_their_rows(site, other, chosen):
     """With the pair's exceptions for each of them, but with weights of its own."""
