@@ -35,7 +35,8 @@ from letkd.recipes import Recipe, resolve
 from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.runs.folder import RunFolder, differences
 
-CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "train.validate_every", "title"}  # may differ
+# May differ between runs of one row: what does not change the student, and where its inputs are.
+CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "train.validate_every", "title", "probe"}
 SHOWN = {"optim.lr", "data.crop", "train.epochs", "train.cache_views"}  # have columns of their own, or follow from one
 
 

@@ -167,7 +167,8 @@ PROBED = {"last_test": None, "last_val": None, "held_out": {"kd/penultimate": 1.
 
 
 def pretrained(folder: Path, row: str, seed: int) -> None:
-    finished(folder / f"{row}/seed-{seed}", row, seed, file="unlabelled-pretrain", **PROBED)
+    settings = "probe.name='cifar10'", "train.validate_every=1"
+    finished(folder / f"{row}/seed-{seed}", row, seed, *settings, file="unlabelled-pretrain", **PROBED)
 
 
 def finetuned(folder: Path, start: str, percent: int, seed: int, test: float, **changes) -> None:
