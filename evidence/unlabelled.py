@@ -21,10 +21,10 @@ from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_markdown
 from letkd.runs.results import mean_std
 
-STARTS = {"scratch": "From scratch", "quest": "After QUEST", "letkd-1": "After letKD-1"}
+STARTS = {"scratch": "From scratch", "quest": "Pre-trained by QUEST", "letkd-1": "Pre-trained by letKD-1"}
 PRETRAINED, FINETUNED = "unlabelled-pretrained.csv", "unlabelled-finetuned.csv"
 FEW = {"1%": ("data.fraction=0.01", "train.epochs=200"), "10%": ("data.fraction=0.1", "train.epochs=40")}  # labels
-LABELLED = {"1%": "450 (1 %)", "10%": "4,500 (10 %)"}
+LABELLED = {"1%": "450 labels (1 %)", "10%": "4,500 labels (10 %)"}
 UNFINISHED = "No counted run is finished yet.\n"
 
 
@@ -101,7 +101,7 @@ def finetuned_table(runs: Sequence[Run]) -> Grid:
                     Cell(_minutes(group)),
                 ]
             )
-    columns = ["start", "labelled images", "test %, last epoch", "n", head("from scratch"), head("after QUEST"), "parameters"]
+    columns = ["start", "labels", "test %, last epoch", "n", head("scratch"), head("QUEST"), "parameters"]
     notes = [NOTE, "Bold: highest mean for these labels. Time per run: processor time of fine-tuning, median over seeds."]
     return Grid("CIFAR-10, ResNet-8 fine-tuned with few labels", [*columns, "time per run"], lines, notes)
 
@@ -112,10 +112,13 @@ def pretrained_table(runs: Sequence[PreTrained]) -> Grid:
         group = [run for run in runs if run.row == row]
         means = [mean_std([getattr(run, name) for run in group]) for name in ("knn", "linear", "term")]
         count = f"{group[0].parameters:,}" if group else "–"
-        lines.append([Cell(STARTS[row].removeprefix("After ")), *map(Cell, (*means, str(len(group)), count, _minutes(group)))])
+        lines.append(
+            [Cell(STARTS[row].removeprefix("Pre-trained by ")), *map(Cell, (*means, str(len(group)), count, _minutes(group)))]
+        )
     columns = ["method", "nearest neighbours %", "linear %", "KL on held-out images", "n", "parameters", "time per run"]
     notes = [
-        "Probes of the student's features, fitted to 10,000 labelled training images, on the test split. The student has seen no label."
+        "Probes of the student's features, fitted to 10,000 labelled training images, on the test split. The student has seen no "
+        "label, and its 1,000 logits, as many as the teacher's, are not trained."
     ]
     return Grid("CIFAR-10 images without labels, EfficientNet-Lite0 → ResNet-8", columns, lines, notes)
 
@@ -132,11 +135,11 @@ def summary(folder: Path = DATA) -> str:
         [
             Cell(STARTS[row]),
             *(Cell(mean_std(tests[row, labels]), below=f"n = {len(tests[row, labels])}") for labels in FEW),
-            Cell(f"{next((run.parameters for run in runs if run.row == row), 0):,}"),
+            Cell(next((f"{run.parameters:,}" for run in runs if run.row == row), "–")),
         ]
         for row in STARTS
     ]
-    columns = ["ResNet-8, test %, last epoch", *(f"{LABELLED[labels]} labels" for labels in FEW), "parameters"]
+    columns = ["ResNet-8, test %, last epoch", *LABELLED.values(), "parameters"]
     return as_markdown(Grid("", columns, lines)).partition("\n\n")[2]
 
 

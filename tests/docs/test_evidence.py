@@ -190,11 +190,11 @@ def test_runs_without_labels_are_collected_and_shown(scripts, tmp_path):
     assert "def" not in (tmp_path / "unlabelled-finetuned.csv").read_text(), "the same numbers: the commit stays"
     text = scripts.unlabelled.text(tmp_path)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    assert ["From scratch", "450 (1 %)", "41.00 ± 1.41", "2", "–", "–", "7", "0.1 min"] in rows
-    (row,) = [row for row in rows if row[:2] == ["After letKD-1", "450 (1 %)"]]
+    assert ["From scratch", "450 labels (1 %)", "41.00 ± 1.41", "2", "–", "–", "7", "0.1 min"] in rows
+    (row,) = [row for row in rows if row[:2] == ["Pre-trained by letKD-1", "450 labels (1 %)"]]
     assert row[2:4] == ["**52.00 ± 2.83**", "2"]
     assert row[4].startswith("+11.00")
-    assert ["After QUEST", "4,500 (10 %)", "**61.00**", "1", "–", "–", "7", "0.1 min"] in rows
+    assert ["Pre-trained by QUEST", "4,500 labels (10 %)", "**61.00**", "1", "–", "–", "7", "0.1 min"] in rows
     assert ["letKD-1", "70.00 ± 0.00", "75.00 ± 0.00", "1.50 ± 0.00", "2", "7", "0.1 min"] in rows
     assert ["QUEST", "–", "–", "–", "0", "–", "–"] in rows  # no row is dropped
 
