@@ -98,17 +98,23 @@ def choices_table(pair: str, choices: Sequence[Choice]) -> Grid:
     lines = [
         [
             Cell(titles[choice.row]),
-            *map(Cell, (choice.weights or "–", f"{choice.lr:g}", "crops and flips" if choice.crop else "flips")),
-            *map(Cell, (choice.K or "–", choice.tau or "–", choice.other or "–")),
-            Cell("–" if choice.perplexity is None else f"{choice.perplexity:.2f}"),
             Cell(f"{choice.val:.2f}", bold=choice.val == best[choice.row]),
+            *map(Cell, (choice.weights or "–", f"{choice.lr:g}", "crops and flips" if choice.crop else "flips")),
+            *map(Cell, (choice.K or "–", choice.tau or "–")),
+            Cell("–" if choice.perplexity is None else f"{choice.perplexity:.2f}"),
+            Cell(choice.other or "–"),
         ]
         for choice in choices
     ]
     epochs, seeds = ({getattr(choice, name) for choice in choices} for name in ("epochs", "seed"))
     title = f"{PAIRS[pair]}: {_range(epochs)} epochs, seed {_range(seeds)}"
-    columns = ["row", "weights", "rate", "augmentation", "K", "τ", "other settings", "perplexity of p_T", "validation %"]
-    notes = ["Last epoch on the 5,000 validation images. Bold: highest of the row. The weight of the cross-entropy is 1."]
+    columns = ["row", "validation %", "weights", "rate", "augmentation", "K", "τ", "perplexity", "other settings"]
+    used = [k for k in range(len(columns)) if any(line[k].text != "–" for line in lines)]
+    columns, lines = [columns[k] for k in used], [[line[k] for k in used] for line in lines]
+    notes = [
+        "Last epoch on the 5,000 validation images. Bold: highest of the row. The weight of the cross-entropy is 1. "
+        "Perplexity: exp of the mean entropy of p_T."
+    ]
     return Grid(title, columns, lines, notes)
 
 

@@ -154,7 +154,7 @@ def test_choices_are_collected(scripts, tmp_path):
         f"{PAIR},l4,letkd-1,kd/penultimate=4,0.1,0,1,512,optim.clip=5.0,6,100,2.718,82.5",
     ]
     text = scripts.tables.choices_text(tmp_path)
-    assert "| letKD-1 | kd/penultimate=4 | 0.1 | flips | 512 | 1 | optim.clip=5.0 | 2.72 | **82.50** |" in text
+    assert "| letKD-1 | **82.50** | kd/penultimate=4 | 0.1 | flips | 512 | 1 | 2.72 | optim.clip=5.0 |" in text
 
 
 def test_a_damaged_csv_file_is_one_sentence(scripts, tmp_path):
