@@ -36,7 +36,7 @@ from letkd.recipes.tables import as_toml, dotted, leaves
 from letkd.runs.folder import RunFolder, differences
 
 # May differ between runs of one row: what does not change the student, and where its inputs are.
-CIRCUMSTANCES = {"data.root", "teacher.weights", "student.weights", "train.seed", "train.validate_every", "title", "probe"}
+CIRCUMSTANCES = {"data.root", "teacher.weights", "train.seed", "train.validate_every", "title", "probe"}
 SHOWN = {"optim.lr", "data.crop", "train.epochs", "train.cache_views"}  # have columns of their own, or follow from one
 
 

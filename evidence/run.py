@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from collect import collect
-from study import PAIRS, ROOT, command, read_runs, recipe_file, rows_of
-from tables import UNFINISHED, results_table
+from study import PAIRS, ROOT, UNFINISHED, command, read_runs, recipe_file, rows_of
+from tables import results_table
 
 from letkd.data import load_data
 from letkd.errors import DataError, RecipeError

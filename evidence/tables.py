@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import unlabelled
-from study import DATA, PAIRS, ROOT, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
+from study import DATA, PAIRS, ROOT, UNFINISHED, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
 
 from letkd.errors import LetkdError
 from letkd.files import write_whole
@@ -27,7 +27,6 @@ from letkd.runs.results import mean_std
 
 PAGE = ROOT / "docs" / "evidence.md"
 README = ROOT / "README.md"
-UNFINISHED = "No counted run is finished yet."
 REFERENCES = ("ce", "kd")
 TIMES = (
     "n: number of seeds. Time per run: processor time of one thread, median over seeds; the first run of a pair also fills the cache of "
@@ -145,12 +144,12 @@ def parts(folder: Path = DATA) -> dict[str, str]:
     return {"results": results_text(folder), "choices": choices_text(folder), "without labels": unlabelled.text(folder)}
 
 
-def filled(page: str, parts: Mapping[str, str]) -> str:
-    """The page with the text between its markers replaced."""
+def filled(page: str, parts: Mapping[str, str], path: Path) -> str:
+    """The text of the page at `path`, with what is between its markers replaced."""
     for name, text in parts.items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         if page.count(start) != 1 or page.count(end) != 1:
-            raise LetkdError(f"the page must contain the line {start.strip()!r} once, and {end.strip()!r} after it")
+            raise LetkdError(f"{path} must contain the line {start.strip()!r} once, and {end.strip()!r} after it")
         page = re.sub(
             f"{re.escape(start)}.*?{re.escape(end)}", lambda _, t=start + "\n" + text + "\n" + end: t, page, flags=re.DOTALL
         )
@@ -159,12 +158,12 @@ def filled(page: str, parts: Mapping[str, str]) -> str:
 
 def page_text(page: str, folder: Path = DATA) -> str:
     """The page with its tables computed from the CSV files."""
-    return filled(page, parts(folder))
+    return filled(page, parts(folder), PAGE)
 
 
 def readme_text(page: str, folder: Path = DATA) -> str:
     """The README with its table of real images computed from the CSV files."""
-    return filled(page, {"real images": unlabelled.summary(folder)})
+    return filled(page, {"real images": unlabelled.summary(folder)}, README)
 
 
 def digest(found: Sequence[Point]) -> str:

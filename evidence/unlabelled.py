@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collect import check_recipe, counted, newer
-from study import DATA, ROOT, Run, command, read_csv, write_csv
+from study import DATA, ROOT, UNFINISHED, Run, command, read_csv, write_csv
 
 from letkd.errors import RunError
 from letkd.report.paired import NOTE, head, paired_difference
@@ -25,7 +25,6 @@ STARTS = {"scratch": "From scratch", "quest": "Pre-trained by QUEST", "letkd-1":
 PRETRAINED, FINETUNED = "unlabelled-pretrained.csv", "unlabelled-finetuned.csv"
 FEW = {"1%": ("data.fraction=0.01", "train.epochs=200"), "10%": ("data.fraction=0.1", "train.epochs=40")}  # labels
 LABELLED = {"1%": "450 labels (1 %)", "10%": "4,500 labels (10 %)"}
-UNFINISHED = "No counted run is finished yet.\n"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def collect(runs: Path, commit: str, folder: Path = DATA) -> int:
             pretrained[row, seed] = newer(pretrained.get((row, seed)), found)
         for labels, settings in FEW.items():
             for run in _finished(runs / f"{row}-{labels.removesuffix('%')}"):
-                check_recipe(run, ROOT / "evidence/unlabelled-finetune.toml", "ce", settings)
+                check_recipe(run, ROOT / "evidence/unlabelled-finetune.toml", "ce", (*settings, *_start(run, row)))
                 found = counted(labels, row, run, commit)
                 finetuned[labels, row, found.seed] = newer(finetuned.get((labels, row, found.seed)), found)
     if not pretrained and not finetuned:
@@ -68,6 +67,18 @@ def collect(runs: Path, commit: str, folder: Path = DATA) -> int:
     write_csv(folder / PRETRAINED, PreTrained, sorted(pretrained.values(), key=lambda run: (order.index(run.row), run.seed)))
     write_csv(folder / FINETUNED, Run, sorted(finetuned.values(), key=lambda run: (run.pair, order.index(run.row), run.seed)))
     return len(pretrained) + len(finetuned)
+
+
+def _start(run: RunFolder, row: str) -> tuple[str, ...]:
+    """The initial weights of a run as a setting: none from scratch, else those of the same seed, pre-trained by the row's method."""
+    if row == "scratch":
+        return ()
+    weights, seed = Path(run.recipe.student.weights or ""), run.recipe.train.seed
+    if weights.parts[-3:] != (expected := (row, f"seed-{seed}", "student.safetensors")):
+        raise RunError(
+            f"{run.path} did not start from {'/'.join(expected)} but from {weights}; move it to the folder of its start"
+        )
+    return (f"student.weights={str(weights)!r}",)
 
 
 def _finished(folder: Path) -> list[RunFolder]:
@@ -127,7 +138,7 @@ def summary(folder: Path = DATA) -> str:
     """Accuracy by start and number of labels, as a Markdown table without a title, for the README."""
     runs = read_csv(folder / FINETUNED, Run)
     if not runs:
-        return UNFINISHED
+        return f"{UNFINISHED}\n"
     tests = {
         (row, labels): [run.test for run in runs if (run.row, run.pair) == (row, labels)] for row in STARTS for labels in FEW
     }
@@ -151,7 +162,7 @@ def text(folder: Path = DATA) -> str:
     """The tables as Markdown."""
     pretrained, finetuned = read_csv(folder / PRETRAINED, PreTrained), read_csv(folder / FINETUNED, Run)
     if not pretrained and not finetuned:
-        return UNFINISHED
+        return f"{UNFINISHED}\n"
     files = " and ".join(f"[{name}](evidence/{name})" for name in (PRETRAINED, FINETUNED))
     return f"{as_markdown(finetuned_table(finetuned))}\n{as_markdown(pretrained_table(pretrained))}\nRuns: {files}\n"
 

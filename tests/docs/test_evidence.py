@@ -172,7 +172,9 @@ def pretrained(folder: Path, row: str, seed: int) -> None:
 
 
 def finetuned(folder: Path, start: str, percent: int, seed: int, test: float, **changes) -> None:
-    settings = f"data.fraction={percent / 100}", f"train.epochs={200 if percent == 1 else 40}"
+    settings = [f"data.fraction={percent / 100}", f"train.epochs={200 if percent == 1 else 40}"]
+    if start != "scratch":
+        settings.append(f"student.weights='runs/{start}/seed-{seed}/student.safetensors'")
     finished(
         folder / f"{start}-{percent}/seed-{seed}", "ce", seed, *settings, file="unlabelled-finetune", last_test=test, **changes
     )
@@ -197,6 +199,24 @@ def test_runs_without_labels_are_collected_and_shown(scripts, tmp_path):
     assert ["Pre-trained by QUEST", "4,500 labels (10 %)", "**61.00**", "1", "–", "–", "7", "0.1 min"] in rows
     assert ["letKD-1", "70.00 ± 0.00", "75.00 ± 0.00", "1.50 ± 0.00", "2", "7", "0.1 min"] in rows
     assert ["QUEST", "–", "–", "–", "0", "–", "–"] in rows  # no row is dropped
+
+
+def test_a_run_from_another_start_is_refused(scripts, tmp_path):
+    finetuned(tmp_path, "scratch", 1, 0, 50.0)
+    (tmp_path / "scratch-1").rename(tmp_path / "quest-1")
+    with pytest.raises(RunError, match=r"did not start from quest/seed-0/student.safetensors"):
+        scripts.unlabelled.collect(tmp_path, "abc", tmp_path)
+    (tmp_path / "quest-1").rename(tmp_path / "moved")
+    finetuned(tmp_path, "quest", 1, 0, 50.0)
+    (tmp_path / "quest-1").rename(tmp_path / "scratch-1")
+    with pytest.raises(RunError, match=r"differs from unlabelled-finetune.toml in student.weights"):
+        scripts.unlabelled.collect(tmp_path, "abc", tmp_path)
+
+
+def test_a_counted_run_from_trained_weights_is_refused(scripts, tmp_path):
+    finished(tmp_path / "ce/seed-0", "ce", 0, "student.weights='trained.safetensors'")
+    with pytest.raises(RunError, match=r"differs from .*toml in student.weights"):
+        scripts.collect.collect(PAIR, tmp_path, "abc", tmp_path)
 
 
 def test_a_run_with_other_labels_is_refused(scripts, tmp_path):
