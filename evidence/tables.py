@@ -13,7 +13,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import unlabelled
@@ -28,6 +28,18 @@ from letkd.runs.results import mean_std
 PAGE = ROOT / "docs" / "evidence.md"
 README = ROOT / "README.md"
 REFERENCES = ("ce", "kd")
+LEADING = ("ce", "kd", "quest", "letkd-1", "letkd-1-kd")  # the README's rows, named before the first counted run
+QUESTIONS = (  # question, row, reference: what each control answers
+    ("Does the layer add to its supervision?", "letkd-1", "quest"),
+    ("Is it more than a larger student?", "letkd-1", "ce-larger"),
+    ("Is it more than longer training?", "letkd-1", "ce-longer"),
+    ("Does the layer help without a teacher?", "layer-alone", "ce"),
+    ("Does the teacher help the layer?", "letkd-1", "layer-alone"),
+    ("Does the second layer help?", "letkd-2", "letkd-1"),
+    ("Does KD help letKD-1?", "letkd-1-kd", "letkd-1"),
+    ("Does letKD-1 help KD?", "letkd-1-kd", "kd"),
+    ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
+)
 TIMES = (
     "n: number of seeds. Time per run: processor time of one thread, median over seeds; the first run of a pair also fills the cache of "
     "the teacher's outputs."
@@ -48,27 +60,49 @@ def by_row(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {row: [run for run in runs if run.row == row] for row in dict.fromkeys(run.row for run in runs)}
 
 
-def results_table(pair: str, runs: Sequence[Run]) -> Grid:
-    """All rows of the pair, also those without a finished run."""
-    found, titles = by_row(runs), rows_of(pair)
-    by_seed = {row: {run.seed: run.test for run in group} for row, group in found.items()}
+def tests_by_seed(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    return {row: {run.seed: run.test for run in group} for row, group in by_row(runs).items()}
+
+
+def results_table(pair: str, runs: Sequence[Run], rows: Sequence[str] = (), *, references: Sequence[str] = REFERENCES) -> Grid:
+    """The named rows of the pair (default: all), also those without a finished run, with their differences to the references."""
+    found, titles, by_seed = by_row(runs), rows_of(pair), tests_by_seed(runs)
     means = {row: statistics.mean(tests.values()) for row, tests in by_seed.items()}
     best = max(means.values(), default=None)
     lines = []
-    for row, title in titles.items():
+    for row in rows or titles:
         group = found.get(row, [])
-        cells = [Cell(title), Cell(mean_std([run.test for run in group]), bold=row in means and means[row] == best)]
+        cells = [Cell(titles[row]), Cell(mean_std([run.test for run in group]), bold=row in means and means[row] == best)]
         cells += [Cell(str(len(group)))]
-        cells += [Cell(_difference(by_seed, row, other)) for other in REFERENCES]
+        cells += [Cell(_difference(by_seed, row, other)) for other in references]
         cells += [Cell(f"{group[0].parameters:,}" if group else "–"), Cell(f"{minutes(group):.1f} min" if group else "–")]
         lines.append(cells)
-    columns = ["row", "test %, last epoch", "n", *(head(titles[row]) for row in REFERENCES), "parameters", "time per run"]
+    columns = ["row", "test %, last epoch", "n", *(head(titles[row]) for row in references), "parameters", "time per run"]
     return Grid(
         PAIRS[pair],
         columns,
         lines,
         [NOTE, TIMES, "Bold: highest mean. A difference whose interval contains 0 is not significant."],
     )
+
+
+def questions_table(pair: str, runs: Sequence[Run]) -> Grid:
+    """The differences that the controls are for."""
+    by_seed, titles = tests_by_seed(runs), rows_of(pair)
+    lines = [
+        [Cell(question), Cell(f"{titles[row]} − {titles[other]}"), Cell(_difference(by_seed, row, other))]
+        for question, row, other in QUESTIONS
+    ]
+    return Grid(f"{PAIRS[pair]}: questions", ["question", "rows", "Δ test %"], lines)
+
+
+def summary(pair: str, folder: Path = DATA) -> str:
+    """The leading rows of a pair as a Markdown table without title and notes, for the README."""
+    runs = read_runs(pair, folder)
+    if not runs:
+        return f"{UNFINISHED}\n"
+    table = results_table(pair, [run for run in runs if run.row in LEADING], LEADING, references=LEADING[:1])
+    return as_markdown(replace(table, notes=())).partition("\n\n")[2]
 
 
 def _difference(by_seed: Mapping[str, Mapping[int, float]], row: str, other: str) -> str:
@@ -126,7 +160,8 @@ def results_text(folder: Path = DATA) -> str:
     for pair, title in PAIRS.items():
         if runs := read_runs(pair, folder):
             figure = f"![{title}: test accuracy over time per run](evidence/{pair}.svg)"
-            parts.append(f"{as_markdown(results_table(pair, runs))}\n{figure}\n\nRuns: [{pair}.csv](evidence/{pair}.csv)\n")
+            tables = f"{as_markdown(results_table(pair, runs))}\n{as_markdown(questions_table(pair, runs))}"
+            parts.append(f"{tables}\n{figure}\n\nRuns: [{pair}.csv](evidence/{pair}.csv)\n")
     return "\n".join(parts) or f"{UNFINISHED}\n"
 
 

@@ -69,6 +69,27 @@ def test_a_table_has_every_row_with_its_paired_differences(scripts, tmp_path, pu
     assert len([title for title in scripts.study.rows_of(PAIR).values() if title in rows]) == 13
 
 
+def test_every_control_answers_a_question(scripts, published):
+    def answer(runs):
+        (cell,) = [row[2] for row in scripts.tables.questions_table(PAIR, runs).rows if row[1].text == "letKD-1 − QUEST"]
+        return cell.text
+
+    runs = published[1]
+    assert answer(runs) == "–"
+    assert (
+        answer([*runs, *(replace(run, row="quest", test=run.test - 2) for run in runs if run.row == "letkd-1")])
+        == "+2.00 [+2.00, +2.00] (2)"
+    )
+    controls = {"ce-longer", "ce-larger", "layer-alone", "quest", "letkd-2", "letkd-1-kd", "letkd-2-kd"}
+    assert controls <= {row for _, *rows in scripts.tables.QUESTIONS for row in rows} <= set(scripts.study.rows_of(PAIR))
+
+
+def test_the_readme_has_the_leading_rows(scripts, tmp_path, published):
+    lines = scripts.tables.summary(PAIR, tmp_path).splitlines()
+    assert [line.split("|")[1].strip() for line in lines] == ["row", "---", "CE", "KD", "QUEST", "letKD-1", "letKD-1+KD"]
+    assert "| **82.00 ± 1.41** | 2 | +3.50" in lines[5]
+
+
 @pytest.mark.slow
 def test_a_change_of_a_number_is_found(scripts, tmp_path, published):
     page, runs = published
