@@ -10,6 +10,7 @@ import letkd.training.loop as loop
 from letkd.distiller.cache import TeacherCache
 from letkd.errors import Stopped
 from letkd.recipes import resolve
+from letkd.runs.folder import RunFolder
 from tests.support.runs import SMALL, recipe_for, same_end, stop_after, weather
 
 CACHED = "train.cache_views=2"
@@ -53,6 +54,18 @@ def test_another_seed_and_another_method_of_the_same_needs_make_nothing_anew(tea
         assert made == []
     loop.train(recipe_for("kd", teacher, CACHED), tmp_path / "kd", supervision=shared)
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("settings", [(), (CACHED,)])
+def test_a_site_of_weight_0_is_neither_fitted_nor_cached(settings, teacher, tmp_path):
+    recipe = recipe_for("letkd-2", teacher, *settings, 'weights."kd/intermediate"=0', "train.epochs=1")
+    loop.train(recipe, tmp_path / "run")
+    names = [path.name for path in (tmp_path / "run" / "supervision").rglob("*") if "intermediate" in path.name]
+    assert names == []
+    (row,) = RunFolder(tmp_path / "run").rows()
+    assert "kd/penultimate" in row
+    assert "kd/intermediate" not in row
+    assert "entropy_T" not in row["health"]["intermediate"]
 
 
 def test_a_mixed_precision_run_reads_what_its_own_precision_made(teacher, tmp_path):

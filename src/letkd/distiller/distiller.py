@@ -145,7 +145,8 @@ class Distiller(nn.Module):
         self.auto = AutoWeights.of(self.weights, places, self.auto)
         if self.task is None and not any(self.weights.values()):
             raise LetkdError(f"all terms ({', '.join(self.weights)}) have weight 0, so there is nothing to learn; set a weight")
-        self._active = [method for method in self._methods() if any(self.weights[name] for name in method.term_names())]
+        self._unused = frozenset(name for name, weight in self.weights.items() if not weight)
+        self._active = [method for method in self._methods() if not self._unused.issuperset(method.term_names())]
 
     def auto_weights(self) -> dict[str, float]:
         """The values of automatic weights by term; waits for the device."""
@@ -215,7 +216,7 @@ class Distiller(nn.Module):
             labelled = [check_labels(y, C, least=UNLABELLED) for y in (batch.y, batch.y2) if y is not None]
             batch.all_labelled = all(labelled)
         # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
-        view = View(batch, student, *self._read_teacher(batch), same_classes=self.same_classes)
+        view = View(batch, student, *self._read_teacher(batch), same_classes=self.same_classes, unused=self._unused)
         if any(method.two_views for method in self._active):
             view.second = self._second(batch)
         terms = dict(own := self._own_terms(output, logits, batch))  # (3.2): L_CE
@@ -271,7 +272,7 @@ class Distiller(nn.Module):
         output, student = self._student_reads(batch.second)
         student["logits"] = as_logits(output, self.student)
         shown = replace(batch, x=batch.second, second=None)
-        return View(shown, student, self._run_teacher(batch.second), same_classes=self.same_classes)
+        return View(shown, student, self._run_teacher(batch.second), same_classes=self.same_classes, unused=self._unused)
 
     @torch.no_grad()
     def _run_teacher(self, x: Tensor) -> dict[str, Tensor]:
@@ -291,8 +292,8 @@ class Distiller(nn.Module):
                 raise UnsupportedPair(f"{method.name} cannot learn from mixed images: {method.unmixable}; set data.mix=none")
 
     def lessons(self) -> Lessons:
-        """What a cache must store for the methods that are part of the step."""
-        return combined_lessons(self._methods(), self._active)
+        """What a cache must store for the methods and sites that are part of the step."""
+        return combined_lessons(self._methods(), self._active, self._unused)
 
     def tap_path(self, role: str) -> str:
         """Module path and side where a role's features are read in the teacher."""

@@ -1,13 +1,13 @@
 """What a cache of the teacher must store for several methods."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from letkd.errors import LetkdError
 from letkd.methods.base import Lessons, Method
 
 
-def combined_lessons(methods: Iterable[Method], active: Iterable[Method]) -> Lessons:
-    """The lessons of all `active` methods; an error if one of `methods` cannot learn from a cache."""
+def combined_lessons(methods: Iterable[Method], active: Iterable[Method], unused: Container[str]) -> Lessons:
+    """The lessons of all `active` methods without those of `unused` terms; an error if one of `methods` cannot learn from a cache."""
     methods = list(methods)
     if names := [repr(method.name) for method in methods if method.two_views]:
         raise LetkdError(
@@ -21,4 +21,5 @@ def combined_lessons(methods: Iterable[Method], active: Iterable[Method]) -> Les
         )
     parts = [lessons for method in active if (lessons := method.lessons()) is not None]
     vectors = dict.fromkeys(role for part in parts for role in part.vectors)
-    return Lessons(tuple(vectors), {site: fitting for part in parts for site, fitting in part.labels.items()})
+    labels = {site: fitting for part in parts for site, fitting in part.labels.items() if fitting.term not in unused}
+    return Lessons(tuple(vectors), labels)

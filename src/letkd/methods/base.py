@@ -38,6 +38,7 @@ class View:
 
     With a cache, `teacher` contains only the vectors that the methods' `lessons` name, and `labels` contains p_T by site. `second` is the
     same for the batch's second view, if a method sets `two_views`. `same_classes`: whether the teacher predicts the student's classes.
+    `unused`: the terms of weight 0, which a method may leave out; their supervision may not be fitted.
 
     Examples:
         >>> from letkd.methods.kd import KD
@@ -52,6 +53,7 @@ class View:
     labels: dict[str, Labels] = field(default_factory=dict)
     second: "View | None" = None
     same_classes: bool = True
+    unused: frozenset[str] = frozenset()
 
     def over_images(self, supervision: Supervision, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """`loss(images, y)`, where `images` are the positions of the images that the supervision has labels for, and `y` their classes.
@@ -315,7 +317,7 @@ class Method(nn.Module):
         return (self.name,)
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        """The unweighted loss terms of one step."""
+        """The unweighted loss terms of one step; those in `view.unused` may be missing."""
         raise NotImplementedError
 
     def export(self, student: nn.Module) -> nn.Module:

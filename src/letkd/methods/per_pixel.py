@@ -101,7 +101,8 @@ class PerPixelMethod(Method):
         return tuple(f"kd/{role}" for role in self.sites)
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        losses = {role: partial(self._loss, role, view, self.scores(role, view)) for role in self.sites}
+        roles = [role for role in self.sites if f"kd/{role}" not in view.unused]
+        losses = {role: partial(self._loss, role, view, self.scores(role, view)) for role in roles}
         return {f"kd/{role}": view.over_images(self.sites[role].supervision, loss) for role, loss in losses.items()}
 
     def _loss(self, role: str, view: View, scores: Scores, images: Tensor, y: Tensor) -> Tensor:

@@ -52,6 +52,16 @@ METHODS = {
 }
 
 
+def test_a_cache_has_no_labels_of_a_site_with_weight_0(tmp_path):
+    loader = a_loader()
+    distiller = a_distiller(letkd2(6, 2), "unequal", weights={"kd/intermediate": 0.0})
+    distiller.fit(Loader(loader.split, 8, mean=MEAN, std=STD), terms=["kd/penultimate"])
+    distiller.cache = TeacherCache(distiller, loader, tmp_path)
+    distiller.cache.prepare(0)
+    assert list(distiller(next(iter(loader))).terms) == ["ce", "kd/penultimate"]
+    assert list(distiller.lessons().labels) == ["penultimate"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", METHODS)

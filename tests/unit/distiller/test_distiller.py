@@ -11,7 +11,7 @@ from torch import nn
 
 from letkd import Batch, KDLayer, create_model
 from letkd.distiller import Distiller, Step
-from letkd.errors import LetkdError, TapError
+from letkd.errors import LetkdError, NotFittedError, TapError
 from letkd.functional import pixel_kl
 from letkd.methods import KD, QUEST, LetKD, Site, letkd1, letkd2, quest
 from letkd.methods.kd import kd_loss
@@ -71,14 +71,21 @@ def test_weights_multiply_terms_and_one_is_the_default():
     torch.testing.assert_close(other.loss, 0.1 * step.terms["ce"] + 3 * step.terms["kd/penultimate"])
 
 
-def test_a_term_that_weighs_nothing_is_told_but_gives_no_gradient():
-    distiller = a_distiller(letkd2(6, 2, alpha_inter=0.0), weights={"kd/intermediate": 0.0}).fit(a_stream())
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_term_of_weight_0_is_left_out_and_needs_no_fit(fused):
+    weights = {"kd/intermediate": 0.0}
+    distiller = a_distiller(letkd2(6, 2, alpha_inter=0.0), weights=weights, fused=fused).fit(
+        a_stream(), terms=["kd/penultimate"]
+    )
     step = distiller(a_stream()[0])
     step.loss.backward()
+    assert list(step.terms) == ["ce", "kd/penultimate"]
     torch.testing.assert_close(step.loss, step.terms["ce"] + step.terms["kd/penultimate"])
-    assert step.terms["kd/intermediate"] > 0
     assert distiller.student.last[0].kd_intermediate.omega.weight.grad is None
     assert distiller.student.last.kd_penultimate.omega.weight.grad.any()
+    distiller.set_weights({"kd/intermediate": 1.0})
+    with pytest.raises(NotFittedError):
+        distiller(a_stream()[0])
 
 
 def test_methods_combine_as_a_list():
