@@ -164,18 +164,19 @@ def test_a_folder_without_runs_is_refused(scripts, tmp_path):
 
 
 def test_choices_are_collected(scripts, tmp_path):
-    finished(tmp_path / "l16", "letkd-1", 100, 'weights."kd/penultimate"=16')
-    finished(tmp_path / "l4", "letkd-1", 100, 'weights."kd/penultimate"=4', "optim.clip=5", last_val=82.5)
+    tau = "methods.letkd.sites.penultimate.supervision.tau=0.1"
+    finished(tmp_path / "l16", "letkd-1", 100, 'weights."kd/penultimate"=16', tau)
+    finished(tmp_path / "l4", "letkd-1", 100, 'weights."kd/penultimate"=4', tau, "optim.clip=5", last_val=82.5)
     finished(tmp_path / "ce", "ce", 100, "data.crop=4")
     scripts.collect.collect_choices(PAIR, [tmp_path / name for name in ("l16", "l4", "ce")], tmp_path)
     lines = (tmp_path / "choices.csv").read_text().splitlines()[1:]
     assert lines == [
         f"{PAIR},ce,ce,,0.1,4,,,,6,100,2.718,81.0",
-        f"{PAIR},l16,letkd-1,kd/penultimate=16,0.1,0,1,512,,6,100,2.718,81.0",
-        f"{PAIR},l4,letkd-1,kd/penultimate=4,0.1,0,1,512,optim.clip=5.0,6,100,2.718,82.5",
+        f"{PAIR},l16,letkd-1,kd/penultimate=16,0.1,0,0.1,512,,6,100,2.718,81.0",
+        f"{PAIR},l4,letkd-1,kd/penultimate=4,0.1,0,0.1,512,optim.clip=5.0,6,100,2.718,82.5",
     ]
     text = scripts.tables.choices_text(tmp_path)
-    assert "| letKD-1 | **82.50** | kd/penultimate=4 | 0.1 | flips | 512 | 1 | 2.72 | optim.clip=5.0 |" in text
+    assert "| letKD-1 | **82.50** | kd/penultimate=4 | 0.1 | flips | 512 | 0.1 | 2.72 | optim.clip=5.0 |" in text
 
 
 def test_a_damaged_csv_file_is_one_sentence(scripts, tmp_path):
