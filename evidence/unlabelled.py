@@ -134,26 +134,6 @@ def pretrained_table(runs: Sequence[PreTrained]) -> Grid:
     return Grid("CIFAR-10 images without labels, EfficientNet-Lite0 → ResNet-8", columns, lines, notes)
 
 
-def summary(folder: Path = DATA) -> str:
-    """Accuracy by start and number of labels, as a Markdown table without a title, for the README."""
-    runs = read_csv(folder / FINETUNED, Run)
-    if not runs:
-        return f"{UNFINISHED}\n"
-    tests = {
-        (row, labels): [run.test for run in runs if (run.row, run.pair) == (row, labels)] for row in STARTS for labels in FEW
-    }
-    lines = [
-        [
-            Cell(STARTS[row]),
-            *(Cell(mean_std(tests[row, labels]), below=f"n = {len(tests[row, labels])}") for labels in FEW),
-            Cell(next((f"{run.parameters:,}" for run in runs if run.row == row), "–")),
-        ]
-        for row in STARTS
-    ]
-    columns = ["ResNet-8, test %, last epoch", *LABELLED.values(), "parameters"]
-    return as_markdown(Grid("", columns, lines)).partition("\n\n")[2]
-
-
 def _minutes(group: Sequence[PreTrained | Run]) -> str:
     return f"{statistics.median(run.cpu_seconds for run in group) / 60:.1f} min" if group else "–"
 
