@@ -125,6 +125,7 @@ def test_slurm_gives_what_torchrun_gives(whole):
     folder, recipes = whole
     said = srun(write_recipes(folder / "slurm-recipes", {"ce": recipes["ce"]}), folder / "slurm")
     assert all(f"rank {rank} ce " in text for rank, text in enumerate(said)), said
+    assert all(f"group of rank {rank}: closed" in text for rank, text in enumerate(said)), said
     same_end(folder / "whole" / "ce", folder / "slurm" / "ce", pythons_stream=True)
 
 

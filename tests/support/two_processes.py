@@ -6,6 +6,7 @@ HOW is `kill` (without warning) or `raise`, WHEN then a step; `moment`, so many 
 `after`, so many files later: in the middle of writing it, or about its renaming. Each happens once: a restart goes on.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import letkd.training.loop as loop
 from letkd.recipes import resolve
@@ -45,7 +47,12 @@ def prepare(death: str, mark: Path, at_step: Deaths) -> threading.Timer | None:
     return None
 
 
+def tell_group() -> None:
+    os.write(1, f"group of rank {os.environ['RANK']}: {'open' if dist.is_initialized() else 'closed'}\n".encode())
+
+
 def main() -> None:
+    atexit.register(tell_group)  # runs after letkd's own exit functions, which are registered later
     torch.set_num_threads(1)
     recipes, out, deaths = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     out.mkdir(exist_ok=True)

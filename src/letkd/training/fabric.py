@@ -1,5 +1,6 @@
 """The processes of a run, as started by a launcher. This is the only file that imports Fabric."""
 
+import atexit
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -35,8 +36,17 @@ def launch(recipe: Recipe) -> "Fabric":
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():
         _rejoin(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     fabric.launch()
+    if dist.is_initialized():
+        atexit.unregister(_leave)  # each run of this process registers it
+        atexit.register(_leave)
     set_quiet(is_quiet() or not fabric.is_global_zero)
     return fabric
+
+
+def _leave() -> None:
+    """Close the process group before the interpreter ends: gloo's threads can otherwise abort a process that has finished its work."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _rejoin(restart: int) -> None:
