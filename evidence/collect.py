@@ -8,7 +8,6 @@ in the file, and a line whose numbers have not changed keeps its commit.
 """
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -140,10 +139,10 @@ def _other(recipe: Recipe, row: Recipe) -> str:
 
 
 def _perplexity(run: RunFolder) -> float | None:
-    """exp of the mean entropy of p_T at the penultimate site, in the last epoch."""
+    """Of p_T at the penultimate site, mean over pixels, in the last epoch."""
     rows = run.rows()
-    entropy = rows[-1].get("health", {}).get("penultimate", {}).get("entropy_T") if rows else None
-    return None if entropy is None else round(math.exp(entropy), 3)
+    found = rows[-1].get("health", {}).get("penultimate", {}).get("perplexity_T") if rows else None
+    return None if found is None else round(found, 3)
 
 
 def main() -> int:

@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Choice:
-    """A run that chooses a setting: validation accuracy of the last epoch; `perplexity` is exp of the mean entropy of p_T."""
+    """A run that chooses a setting: validation accuracy of the last epoch; `perplexity` is the mean over pixels of that of p_T."""
 
     pair: str
     run: str

@@ -147,7 +147,7 @@ def choices_table(pair: str, choices: Sequence[Choice]) -> Grid:
     columns, lines = [columns[k] for k in used], [[line[k] for k in used] for line in lines]
     notes = [
         "Last epoch on the 5,000 validation images. Bold: highest of the row. The weight of the cross-entropy is 1. "
-        "Perplexity: exp of the mean entropy of p_T."
+        "Perplexity: effective number of labels per pixel, mean over pixels of exp(entropy of p_T)."
     ]
     return Grid(title, columns, lines, notes)
 

@@ -131,7 +131,7 @@ def finished(folder: Path, row: str, seed: int, *settings: str, file: str = PAIR
     numbers = {"last_test": 80.12346, "last_val": 81.0, "parameters": 7, "epochs": 6, "seconds": 9.0, "cpu_seconds": 5.4}
     run = RunFolder(folder, recipe)
     with run.begin():
-        run.log({"epoch": 1, "health": {"penultimate": {"entropy_T": 1.0}}})
+        run.log({"epoch": 1, "health": {"penultimate": {"perplexity_T": 2.71828}}})
         if done:
             run.finish(Result(**none | numbers | changes))
 

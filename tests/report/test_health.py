@@ -13,7 +13,12 @@ from letkd.methods import KD, LetKD, Site, letkd1, letkd2, quest
 from letkd.supervision import KMeansSupervision
 from tests.support.pair import a_distiller, a_stream, same_state
 
-LAYER = {"templates", "used", "dead", "discarded", "added", "scale_omega", "scale_nu", "entropy_S", "entropy_T", "agreement"}
+LAYER = {"templates", "used", "dead", "discarded", "added", "scale_omega", "scale_nu"} | {
+    "entropy_S",
+    "entropy_T",
+    "perplexity_T",
+    "agreement",
+}
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def test_values_by_loops_over_pixels(distiller):
     other.remove()
     (x, x_hat), f_T = seen[0], features[0]
     p_T = distiller.fittings()["penultimate"].part.p_T(f_T, batch.y)
-    used, alive, discarded, agree, H_S, H_T, n, added, length = set(), set(), 0, 0, 0.0, 0.0, 0, 0.0, 0.0
+    used, alive, discarded, agree, H_S, H_T, labels, n, added, length = set(), set(), 0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0.0
     omega = (F.normalize(layer.omega.weight.flatten(1), dim=1) * layer.omega.scale).detach()
     bn = layer.bn
     for b in range(x.shape[0]):
@@ -52,7 +57,9 @@ def test_values_by_loops_over_pixels(distiller):
                 discarded += int(p.sum() == 0)
                 agree += int(p_T[b, :, i, j].argmax() == a.argmax())
                 H_S -= float((p_S * p_S.log()).sum())
-                H_T -= sum(float(q * math.log(q)) for q in p_T[b, :, i, j] if q > 0)
+                entropy = -sum(float(q * math.log(q)) for q in p_T[b, :, i, j] if q > 0)
+                H_T += entropy
+                labels += math.exp(entropy)
                 added += float((x_hat - x)[b, :, i, j].norm())
                 length += float(pixel.norm())
                 n += 1
@@ -63,6 +70,7 @@ def test_values_by_loops_over_pixels(distiller):
     assert values["agreement"] == pytest.approx(agree / n)
     assert values["entropy_S"] == pytest.approx(H_S / n, rel=1e-4)
     assert values["entropy_T"] == pytest.approx(H_T / n, rel=1e-4)
+    assert values["perplexity_T"] == pytest.approx(labels / n, rel=1e-4)
     assert values["added"] == pytest.approx(added / length, rel=1e-4)
     assert (values["scale_omega"], values["scale_nu"]) == (3.0, 1.0)
 
@@ -107,7 +115,7 @@ def test_the_sites_of_each_method():
     assert set(health(a_distiller(quest(6)).fit(a_stream()), batch)["penultimate"]) == LAYER - kept
     assert set(health(a_distiller(letkd1(6, alpha=0.0)).fit(a_stream()), batch)["penultimate"]) == LAYER - kept
     unfitted = a_distiller(LetKD([Site("penultimate", KMeansSupervision(6))]), weights={"kd/penultimate": 0.0})
-    assert set(health(unfitted, batch)["penultimate"]) == LAYER - {"entropy_T", "agreement"}
+    assert set(health(unfitted, batch)["penultimate"]) == LAYER - {"entropy_T", "perplexity_T", "agreement"}
 
 
 def test_unequal_maps_and_half_precision_around_it():

@@ -96,6 +96,7 @@ Quick = Annotated[
     bool,
     typer.Option("--quick", help="Smoke run: one epoch of two steps, few images, small K. Values set explicitly still apply."),
 ]
+FirstSeed = Annotated[int | None, typer.Option("--seed", min=0, max=2**32 - 1, help="First seed.", show_default="0")]
 Jobs = Annotated[int, typer.Option(min=1, max=256, help="Number of runs in parallel, each in its own process.")]
 LauncherSpec = Annotated[
     str | None,

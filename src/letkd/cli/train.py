@@ -28,7 +28,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="First seed.", show_default="0")] = None,
+    seed: o.FirstSeed = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds, starting at --seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of seeds in parallel, each in its own process.")] = 1,
     probe: o.Probe = None,

@@ -7,6 +7,8 @@ from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.inspect.sites import SiteView, at_rest, inspect_sites
 
+PER_PIXEL = ("entropy_S", "entropy_T", "perplexity_T", "agreement")
+
 
 def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:
     """Named values for every site of QUEST or letKD; empty for other methods. Runs in eval mode and changes no state.
@@ -15,6 +17,7 @@ def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:
     used: templates that are the best match (argmax of p_S) of at least one pixel.
     scale_omega: the learnt scale of ω.
     entropy_S, entropy_T: of p_S and p_T in nats, mean over pixels; at most log K.
+    perplexity_T: effective number of labels per pixel, mean over pixels of exp(entropy of p_T); at most K.
     agreement: share of pixels where p_S and p_T have the same argmax.
 
     For a KD layer with α > 0:
@@ -24,7 +27,7 @@ def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:
     added: Σ_i α‖x'_i‖ / Σ_i ‖x_i‖.
     scale_nu: the learnt scale of ν.
 
-    `entropy_T` and `agreement` are omitted if the supervision is not fitted because no loss term needs it.
+    `entropy_T`, `perplexity_T` and `agreement` are omitted if the supervision is not fitted because no loss term needs it.
     """
     with at_rest(distiller):
         return {role: _values(view) for role, view in inspect_sites(distiller, batch).items()}
@@ -43,7 +46,9 @@ def _values(view: SiteView) -> dict[str, float]:
         found = {"entropy_S": -(log_p_S.exp() * log_p_S).sum()}
         if part.supervision.is_fitted:
             p_T = part.p_T().float()
-            found |= {"entropy_T": -torch.xlogy(p_T, p_T).sum(), "agreement": (p_T.argmax(dim=1) == winner).sum()}
+            entropy = -torch.xlogy(p_T, p_T).sum(dim=1)
+            found |= {"entropy_T": entropy.sum(), "perplexity_T": entropy.exp().sum()}
+            found["agreement"] = (p_T.argmax(dim=1) == winner).sum()
         if part.layer is not None and part.uses_knowledge:
             p = part.p(a)
             alive |= (p > 0).any(dim=3).any(dim=2).any(dim=0)
@@ -52,7 +57,7 @@ def _values(view: SiteView) -> dict[str, float]:
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     values = {"templates": float(K), "used": float(best.sum()), "scale_omega": float(view.omega.scale)}
-    values |= {name: sums[name] / pixels for name in ("entropy_S", "entropy_T", "agreement") if name in sums}
+    values |= {name: sums[name] / pixels for name in PER_PIXEL if name in sums}
     if view.layer is not None and view.uses_knowledge:
         values |= {"dead": float(K - alive.sum()), "discarded": sums["discarded"] / pixels}
         values |= {"added": sums["x_prime"] / max(sums["x"], 1e-12), "scale_nu": float(view.layer.nu.scale)}

@@ -1,6 +1,7 @@
-"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- exceptions <- preset <- user.
+"""Recipes: TOML tables merged from base <- pair (a column of the table) <- method (a row) <- preset <- user.
 
-A user's file takes the place of pair and exceptions: base <- method <- preset <- the file <- its table `[rows.METHOD]`.
+A pair and a preset can hold exceptions for a method, as `[exceptions.METHOD]`; those of a pair follow the method, those of a preset follow
+the preset. A user's file takes the place of the pair: base <- method <- preset <- the file <- its table `[rows.METHOD]`.
 """
 
 import tomllib
@@ -77,7 +78,7 @@ def resolve(
         method: a row of the table, or one that the file defines as `[rows.NAME]`; default: `ce` (the student without a teacher). In
             the row `teacher`, the pair's teacher takes the student's place.
         preset: training settings that override pair and method and are overridden by a user's file; see `list_presets`. The file
-            may also name a preset, with `preset = "fast"`.
+            or its row may also name a preset, with `preset = "fast"`.
         overrides: values by dotted key, set by the caller.
         settings: `key=value` strings with TOML values, set by the user; applied last.
         quick: shrink the recipe of the files to a smoke run; overrides and settings still apply.
@@ -141,35 +142,46 @@ def _files(name: str | Path | None, method: str | None, preset: str | None) -> t
     """The layers of the files, lowest priority first, and the resolved method."""
     layers = [_packaged("base.toml")]
     own: list[_Layer] = []
-    exceptions: dict[str, Any] = {}
+    exceptions: dict[str, _Layer] = {}
     rows: dict[str, _Layer] = {}
+    chain: list[tuple[str, _Layer]] = []
+    presets: list[str | None] = []  # that the file and its rows name, lowest priority first
     if name is not None and str(name).endswith(".toml"):
         table = _read(Path(name))
         rows = _own_rows(table, str(name))
-        own_preset = table.pop("preset", None)
-        preset = preset or own_preset
+        presets = [table.pop("preset", None)]
         own = [(str(name), table)]
     elif name is not None:
         pair_name, method = _split(str(name), method)
-        source, pair = _packaged(f"pairs/{pair_name}.toml")
-        exceptions = {key: (f"{source}, exceptions.{key}", table) for key, table in pair.pop("exceptions", {}).items()}
-        layers.append((source, pair))
+        layer, exceptions = _with_exceptions(f"pairs/{pair_name}.toml")
+        layers.append(layer)
     if method is None and not any(table.get("methods") for _, table in own):
         method = "ce"
     if method is not None:
         while method in rows:  # a row of the user's file overrides the rest of that file
             source, row = rows.pop(method)
-            own.insert(1, (source, {key: value for key, value in row.items() if key != "like"}))
+            own.insert(1, (source, {key: value for key, value in row.items() if key not in ("like", "preset")}))
+            presets.insert(1, row.get("preset"))
             method = row.get("like", method)
         if method not in list_methods():
             raise RecipeError(f"unknown method {method!r}; nearest: {nearest(str(method), [*rows, *list_methods()])}")
-        for known, layer in _chain(method):
+        chain = _chain(method)
+        for known, layer in chain:
             layers += [layer, exceptions[known]] if known in exceptions else [layer]
+    preset = preset or next((found for found in reversed(presets) if found is not None), None)
     if preset is not None:
         if preset not in list_presets():
             raise RecipeError(f"unknown preset {preset!r:.60}; choose one of {', '.join(list_presets())}")
-        layers.append(_packaged(f"presets/{preset}.toml"))
+        layer, exceptions = _with_exceptions(f"presets/{preset}.toml")
+        layers += [layer, *(exceptions[known] for known, _ in chain if known in exceptions)]
     return layers + own, method
+
+
+def _with_exceptions(path: str) -> tuple[_Layer, dict[str, _Layer]]:
+    """A packaged file, and its exceptions by method."""
+    source, table = _packaged(path)
+    exceptions = {key: (f"{source}, exceptions.{key}", layer) for key, layer in table.pop("exceptions", {}).items()}
+    return (source, table), exceptions
 
 
 def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:

@@ -168,8 +168,8 @@ class Train(_Table):
         lt=2**32,
         description="for initial weights, order of images and augmentations; trials use consecutive seeds from it on",
     )
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = Field(
-        description="of the training steps, as named in Lightning Fabric"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "auto"] = Field(
+        description="of the training steps, as named in Lightning Fabric; auto: bf16-mixed if the device has bf16 arithmetic"
     )
     steps: int | None = Field(default=None, ge=1, le=MAX_COUNT, description="largest number of steps per epoch; for smoke runs")
     time: float | None = Field(

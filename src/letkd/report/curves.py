@@ -21,6 +21,7 @@ HEALTH = {
     "agreement": "p_S agrees with p_T, %",
     "entropy_S": "entropy of p_S, nats",
     "entropy_T": "entropy of p_T, nats",
+    "perplexity_T": "labels per pixel in p_T (perplexity)",
     "scale_omega": "scale of ω",
     "scale_nu": "scale of ν",
 }

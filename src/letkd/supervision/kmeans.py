@@ -21,7 +21,7 @@ from letkd.supervision.base import Supervision
 from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
 
-PERPLEXITY = 3.0  # D55
+PERPLEXITY = 5.0  # D55
 ONE_HOT, UNIFORM = (
     1.1,
     0.75,

@@ -38,6 +38,7 @@ from letkd.taps import Tap, Taps, as_taps, run_once
 from letkd.taps.find import proposed_taps
 from letkd.taps.fold_bn import fold_teacher
 from letkd.taps.outputs import is_backbone, logits_in
+from letkd.training.device import choices
 from letkd.training.optim import freeze
 from letkd.training.teachers import build_teacher
 
@@ -141,7 +142,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     teacher, teacher_input = built or build_teacher(recipe.teacher, data)
     student_taps = _NetworkTaps.of("student", recipe.student, student, example)
     teacher_taps = _NetworkTaps.of("teacher", recipe.teacher, teacher, teacher_input(example))
-    if layout(recipe)["fold_teacher"]:
+    if choices(recipe)["fold_teacher"]:
         teacher = fold_teacher(teacher, as_taps(teacher, teacher_taps.taps), teacher_input(example))
     try:
         distiller = Distiller(
@@ -202,20 +203,8 @@ class _NetworkTaps:
             say(self.line)
 
 
-def layout(recipe: Recipe) -> dict[str, bool]:
-    """`train.channels_last` and `train.fold_teacher`, with `auto` resolved for the current device.
-
-    On a CPU both are faster (docs/speed.md). On a GPU, tensor cores use channels last, so it is on in mixed precision only; a folded
-    teacher needs fewer operations on any device.
-    """
-    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    auto = {"channels_last": on_cpu or recipe.train.precision.endswith("mixed"), "fold_teacher": True}
-    asked = {name: getattr(recipe.train, name) for name in auto}
-    return {name: auto[name] if value == "auto" else value for name, value in asked.items()}
-
-
 def _with_layout(distiller: Distiller, recipe: Recipe) -> Distiller:
-    if layout(recipe)["channels_last"]:
+    if choices(recipe)["channels_last"]:
         distiller.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's own stub lacks this form
     return distiller
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from letkd.progress import is_quiet, set_quiet
 from letkd.recipes.schema import Recipe
+from letkd.training.device import choices
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -29,8 +30,9 @@ def launch(recipe: Recipe) -> "Fabric":
     if recipe.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(recipe.train.deterministic)
-    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=recipe.train.precision)
-    if recipe.train.precision.endswith("mixed"):
+    precision = choices(recipe)["precision"]
+    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=precision)
+    if precision.endswith("mixed"):
         # Autocast casts where needed. If the images were rounded first, they would differ from those that the labels were fitted to.
         object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not dist.is_initialized():

@@ -27,8 +27,9 @@ from letkd.runs.evaluation import Accuracy
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 from letkd.training.agree import Agreement
-from letkd.training.build import build_distiller, eval_loader, fit, layout, read_data, train_loader
+from letkd.training.build import build_distiller, eval_loader, fit, read_data, train_loader
 from letkd.training.compiled import check_device
+from letkd.training.device import chosen
 from letkd.training.fabric import launch
 from letkd.training.finish import Evaluation, finish
 from letkd.training.inputs import check_inputs
@@ -103,8 +104,7 @@ def train(
         )  # each epoch sets its own; wrong ones raise an error here, before anything is written
     batches = train_loader(recipe, data, rank=fabric.global_rank, world=fabric.world_size)
     shared = Path(supervision or run.supervision)
-    choices = layout(recipe) if "auto" in (recipe.train.channels_last, recipe.train.fold_teacher) else {}
-    with run.begin(**choices) if fabric.is_global_zero else nullcontext():
+    with run.begin(**chosen(recipe)) if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             tidy(shared)
             check_inputs(run, distiller, data, force=force)

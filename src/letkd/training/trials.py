@@ -94,6 +94,7 @@ def compare(
     folder: str | Path,
     *,
     trials: int,
+    seed: int | None = None,
     preset: str | None = None,
     settings: Sequence[str] = (),
     teacher_weights: str | Path | None = None,
@@ -106,6 +107,7 @@ def compare(
     Args:
         pair: a built-in pair, or a user's TOML file.
         methods: names of methods or of rows in the file, or variants of them.
+        seed: first seed of every row; default: the recipe's. It does not apply to the teacher.
         preset: training settings for all rows and for the teacher; see `resolve`.
         teacher_weights: a trained teacher; default: the one in the file. If there is none, the teacher is trained first.
         quick: shrink every recipe, including the teacher's, to a smoke run.
@@ -147,6 +149,8 @@ def compare(
                 pair, method=variant.method, preset=preset, overrides=weights, settings=values, quick=quick
             )
     recipes = {name: _adapt_to_cache(name, recipe) for name, recipe in recipes.items()}
+    if seed is not None:
+        recipes = {name: _with_train(recipe, seed=seed) for name, recipe in recipes.items()}
     shared = RunFolder(folder).supervision
     notes = {} if launcher is None else _run_in_parallel(launcher, recipes, folder, trials, shared, log)
     for k, variant in enumerate(variants, start=1):
