@@ -1,7 +1,7 @@
 """Processor time until a student first reaches an accuracy: a common recipe, relative to `--preset fast` with the cache.
 
     python benchmarks/time_to_accuracy.py --root DATA --teacher-weights resnet56.safetensors [--method kd] [--student resnet20]
-        [--epochs 30] [--fast-epochs 12] [--target ACCURACY] [--ways usual,fast] [--fraction 1.0] [--batch 64]
+        [--epochs 30] [--fast-epochs 12] [--views 4] [--target ACCURACY] [--ways usual,fast] [--fraction 1.0] [--batch 64]
 
 The common recipe reads images one by one through PIL, runs the teacher at every step, in single precision and NCHW, divides the
 learning rate by ten after 5/8, 6/8 and 7/8 of the epochs, and computes KD layers and losses as the paper writes them. Each
@@ -11,8 +11,9 @@ further variant adds one part, so the table shows the contribution of each:
     batched   + images cropped and flipped as batches of tensors
     fused     + KD layers and losses in chunks of pixels
     layout    + channels last, a folded teacher
-    cached    + the teacher run once on each of ten views of the images
-    fast      + the preset `fast`: few epochs, linear decay of the rate to zero
+    bf16      + bf16, if the processor has it; the teacher stays in single precision
+    cached    + the teacher run once on each of few fixed views of the images
+    fast      + the preset `fast`: few epochs, linear decay of the rate to zero, weights for short runs
 
 All variants train in one process, one epoch each in turn. Time is processor time of all threads for training, offline parts and
 cache, without evaluation. The target is the best validation accuracy of the common recipe unless `--target` sets another. Needs
@@ -29,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from PIL import Image, ImageOps
 
 from letkd.batch import Batch
@@ -43,10 +43,11 @@ from letkd.recipes import Recipe, resolve
 from letkd.recipes.schedule import lr_factor
 from letkd.runs.evaluation import evaluate
 from letkd.training.build import build_distiller, eval_loader, fit, read_data, train_loader
+from letkd.training.device import has_bf16
+from letkd.training.fabric import launch
 from letkd.training.steps import Steps
 from timing import show
 
-VIEWS = 10
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # as the teacher was trained
 
 
@@ -57,6 +58,7 @@ class Way:
     batched: bool = False
     fused: bool = False
     layout: bool = False
+    bf16: bool = False
     cached: bool = False
     fast: bool = False
 
@@ -66,8 +68,9 @@ WAYS = {
     "batched": Way(batched=True),
     "fused": Way(batched=True, fused=True),
     "layout": Way(batched=True, fused=True, layout=True),
-    "cached": Way(batched=True, fused=True, layout=True, cached=True),
-    "fast": Way(batched=True, fused=True, layout=True, cached=True, fast=True),
+    "bf16": Way(batched=True, fused=True, layout=True, bf16=True),
+    "cached": Way(batched=True, fused=True, layout=True, bf16=True, cached=True),
+    "fast": Way(batched=True, fused=True, layout=True, bf16=True, cached=True, fast=True),
 }
 
 
@@ -113,8 +116,9 @@ def recipe_of(way: Way, args: argparse.Namespace) -> Recipe:
     ]
     settings += [f"train.fused={str(way.fused).lower()}", f"train.channels_last={str(way.layout).lower()}"]
     settings += [f"train.fold_teacher={str(way.layout).lower()}", f"train.seed={args.seed}"]
+    settings.append(f"train.precision={'auto' if way.bf16 else '32-true'}")
     if way.cached:
-        settings.append(f"train.cache_views={VIEWS}")
+        settings.append(f"train.cache_views={args.views}")
     if args.method.startswith(("letkd", "quest")) and args.K:
         settings.append(f"methods.{'quest' if args.method == 'quest' else 'letkd'}.sites.penultimate.supervision.K={args.K}")
     return resolve("cifar100/rn56-rn20", method=args.method, preset="fast" if way.fast else None, settings=settings)
@@ -125,7 +129,7 @@ def epochs_of(way: Way, args: argparse.Namespace, shared: Path) -> Iterator[tupl
     began = time.process_time()
     recipe = recipe_of(way, args)
     data = read_data(recipe)
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = launch(recipe)
     fabric.seed_everything(args.seed, verbose=False)
     distiller = build_distiller(recipe, data)
     fit(distiller, recipe, data, shared)
@@ -156,6 +160,7 @@ def main() -> None:
     made.add_argument("--student", default="resnet20")
     made.add_argument("--epochs", type=int, default=30, help="for all variants except `fast`")
     made.add_argument("--fast-epochs", type=int, default=12)
+    made.add_argument("--views", type=int, default=4, help="fixed views of every image, for `cached` and `fast`")
     made.add_argument("--target", type=float, help="validation accuracy in per cent")
     made.add_argument("--ways", default=",".join(WAYS))
     made.add_argument("--fraction", type=float, default=1.0, help="share of the training images")
@@ -199,7 +204,8 @@ def main() -> None:
         rows.append([name, f"{curve[-1][0] / len(curve):.1f}", f"{best:.2f}", "–" if used is None else f"{used:.0f}", ratio])
     threads = torch.get_num_threads()
     show(
-        f"{args.method}, resnet56_a → {args.student}, CIFAR-10, target {target:.2f} % on validation; CPU time, {threads} thread(s)",
+        f"{args.method}, resnet56_a → {args.student}, CIFAR-10, target {target:.2f} % on validation; CPU time, {threads} thread(s), "
+        f"{'bf16' if has_bf16() else 'no bf16'}",
         ["way", "s per epoch", "best, %", "s to the target", f"/ {first}"],
         rows,
     )

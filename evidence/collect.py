@@ -1,6 +1,6 @@
 """Run folders to CSV files in docs/evidence.
 
-    python evidence/collect.py PAIR RUNS --commit COMMIT     # RUNS/ROW/seed-N -> docs/evidence/PAIR.csv
+    python evidence/collect.py PAIR RUNS --commit COMMIT     # RUNS/ROW/seed-N -> docs/evidence/PAIR.csv; PAIR can be "presets"
     python evidence/collect.py PAIR --choices RUN RUN …      # -> docs/evidence/choices.csv
 
 Only finished runs are collected. A counted run whose recipe differs from its row in evidence/PAIR.toml is refused. Lines of other runs stay
@@ -17,6 +17,7 @@ from typing import Any
 from study import (
     DATA,
     PAIRS,
+    PRESETS,
     Choice,
     Run,
     all_rows_of,
@@ -147,7 +148,7 @@ def _perplexity(run: RunFolder) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the results of run folders into docs/evidence.")
-    parser.add_argument("pair", choices=PAIRS)
+    parser.add_argument("pair", choices=[*PAIRS, PRESETS])
     parser.add_argument("runs", type=Path, nargs="+", help="folder with ROW/seed-N; with --choices, run folders")
     parser.add_argument("--commit", help="commit of the letkd that trained the runs")
     parser.add_argument("--choices", action="store_true", help="the runs choose settings and are not counted")

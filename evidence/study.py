@@ -19,6 +19,7 @@ from letkd.runs.records import reason
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "evidence"
 CHOICES = "choices"
+PRESETS = "presets"  # a comparison of presets, collected like a pair
 UNFINISHED = "No counted run is finished yet."
 PAIRS = {  # in the order of the protocol
     "cifar10-rn56-rn8": "CIFAR-10, ResNet-56 → ResNet-8",

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import unlabelled
-from study import DATA, PAIRS, ROOT, UNFINISHED, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
+from study import DATA, PAIRS, PRESETS, ROOT, UNFINISHED, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
 
 from letkd.errors import LetkdError
 from letkd.files import write_whole
@@ -175,9 +175,31 @@ def choices_text(folder: Path = DATA) -> str:
     return f"{text}\nRuns: [choices.csv](evidence/choices.csv)\n" if text else "No run is finished yet.\n"
 
 
+def presets_text(folder: Path = DATA) -> str:
+    """The preset `fast` next to the paper's schedule, method by method."""
+    runs = read_runs(PRESETS, folder)
+    if not runs:
+        return f"{UNFINISHED}\n"
+    found, by_seed, lines = by_row(runs), tests_by_seed(runs), []
+    for row, title in rows_of(PRESETS).items():
+        group = found.get(row, [])
+        cells = [title, mean_std([run.test for run in group]), str(len(group))]
+        cells += [_difference(by_seed, row, row.removesuffix("-fast") + "-paper"), str(group[0].epochs) if group else "–"]
+        lines.append([Cell(text) for text in [*cells, f"{minutes(group):.1f} min" if group else "–"]])
+    columns = ["row", "test %, last epoch", "n", head("the paper's schedule"), "epochs", "time per run"]
+    times = "Time per run: processor time of one thread with the teacher and all offline parts, median over seeds."
+    table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-20: presets", columns, lines, [NOTE, times])
+    return f"{as_markdown(table)}\nRuns: [{PRESETS}.csv](evidence/{PRESETS}.csv)\n"
+
+
 def parts(folder: Path = DATA) -> dict[str, str]:
     """The computed parts of the page, by the name in their markers."""
-    return {"results": results_text(folder), "choices": choices_text(folder), "without labels": unlabelled.text(folder)}
+    return {
+        "results": results_text(folder),
+        "choices": choices_text(folder),
+        "without labels": unlabelled.text(folder),
+        "presets": presets_text(folder),
+    }
 
 
 def filled(page: str, parts: Mapping[str, str], path: Path) -> str:

@@ -19,7 +19,7 @@ from letkd.runs.records import Result
 ROOT = Path(__file__).parents[2]
 PAIR = "cifar10-rn56-rn8"
 PAGE = "# A page\n\n<!-- results -->\n<!-- end of results -->\n\n<!-- choices -->\n<!-- end of choices -->\n\n"
-PAGE += "<!-- without labels -->\n<!-- end of without labels -->\n"
+PAGE += "<!-- without labels -->\n<!-- end of without labels -->\n\n<!-- presets -->\n<!-- end of presets -->\n"
 TESTS = {"ce": [78.0, 79.0, 80.5], "kd": [80.0, 80.5, 82.5], "letkd-1": [81.0, 83.0]}
 
 
@@ -183,6 +183,20 @@ def test_a_damaged_csv_file_is_one_sentence(scripts, tmp_path):
     (tmp_path / f"{PAIR}.csv").write_text("pair,row,seed\nx,y,z\n")
     with pytest.raises(LetkdError, match=r"rn8.csv is damaged \(.*\); write it again with evidence/collect.py"):
         scripts.study.read_runs(PAIR, tmp_path)
+
+
+def test_presets_are_compared_method_by_method(scripts, tmp_path):
+    for seed, (paper, fast) in enumerate([(50.0, 60.0), (52.0, 60.0)]):
+        finished(tmp_path / f"runs/kd-paper/seed-{seed}", "kd-paper", seed, file="presets", last_test=paper, epochs=8)
+        finished(tmp_path / f"runs/kd-fast/seed-{seed}", "kd-fast", seed, file="presets", last_test=fast, epochs=12)
+    scripts.collect.collect("presets", tmp_path / "runs", "abc", tmp_path)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in scripts.tables.presets_text(tmp_path).splitlines()
+    ]
+    assert ["KD, paper", "51.00 ± 1.41", "2", "–", "8", "0.1 min"] in rows
+    (fast,) = [row for row in rows if row[0] == "KD, fast"]
+    assert (fast[1:3], fast[3][:5], fast[4:]) == (["60.00 ± 0.00", "2"], "+9.00", ["12", "0.1 min"])
+    assert ["Student, fast", "–", "0", "–", "–", "–"] in rows  # no row is dropped
 
 
 PROBED = {"last_test": None, "last_val": None, "held_out": {"kd/penultimate": 1.5}, "probe": {"knn": 70.0, "linear": 75.0}}

@@ -68,12 +68,18 @@ def test_a_site_of_weight_0_is_neither_fitted_nor_cached(settings, teacher, tmp_
     assert "entropy_T" not in row["health"]["intermediate"]
 
 
-def test_a_mixed_precision_run_reads_what_its_own_precision_made(teacher, tmp_path):
-    shared = tmp_path / "shared"
-    for precision in ("32-true", "bf16-mixed"):
-        settings = (CACHED, f"train.precision={precision}", "train.epochs=1")
-        loop.train(recipe_for("letkd-2", teacher, *settings), tmp_path / precision, supervision=shared)
-    assert len(list((shared / "views").iterdir())) == 4
+@pytest.mark.parametrize("method", ["letkd-2", "letkd-1-3x3", "crd-kd"])
+def test_a_mixed_precision_run_reads_what_a_run_in_single_precision_made(method, teacher, tmp_path):
+    files = {}
+    for shared in ("single first", "mixed first"):
+        for precision in ("32-true", "bf16-mixed") if shared == "single first" else ("bf16-mixed", "32-true"):
+            settings = (CACHED, f"train.precision={precision}", "train.epochs=1")
+            loop.train(recipe_for(method, teacher, *settings), tmp_path / shared / precision, supervision=tmp_path / shared)
+        views = (tmp_path / shared / "views").rglob("*.safetensors")
+        files[shared] = {path.relative_to(tmp_path / shared): path.read_bytes() for path in views}
+    assert files["single first"] == files["mixed first"] != {}
+    students = [(tmp_path / shared / "32-true/student.safetensors").read_bytes() for shared in files]
+    assert students[0] == students[1]
 
 
 def test_the_flag_and_the_methods_it_does_not_serve(letkd, teacher, tmp_path):

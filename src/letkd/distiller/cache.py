@@ -5,7 +5,7 @@ so they are computed once, when the view is first shown, and then read from disk
 
 - p_T of a site (QUEST, letKD): for every pixel the labels above 1e-4 of its largest, scaled to sum to one; indices in 16 bits,
   probabilities in half precision (relative error at most 2^-11). Sub-class labels are one row number per pixel, exact.
-- logits and pooled features (KD, DKD, DIST, CRD, SRD): in single precision, exact for a run in single precision.
+- logits and pooled features (KD, DKD, DIST, CRD, SRD): exact.
 - methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD), and MLKD, which needs two views per step,
   cannot use the cache and raise an error.
 
@@ -211,12 +211,11 @@ class TeacherCache:
 
     def _origins(self) -> dict[str, str]:
         """Everything that an item's shards depend on, by item, as text."""
-        teacher, device, dtype = self._teacher()
-        cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
+        teacher, _, dtype = self._teacher()
         loader = self.loader
         shared = {
             "format": f"{FORMAT}, {SHARD} images a shard, {eval_batch(loader.split.image_size)} at a time, views {VIEWS}",
-            "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {cast}",
+            "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {dtype}",
             "images": f"{loader.split.fingerprint()} mean {list(loader.mean)} std {list(loader.std)}",
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",
         }
@@ -264,7 +263,9 @@ class TeacherCache:
             if bad := [role for role, f in features.items() if not torch.isfinite(f).all()]:
                 raise NonFiniteError(f"NaN or infinity in the teacher's {bad[0]!r}; check its weights and the data")
             for name, item in lacking.items():
-                packed[name].append({key: rows.cpu() for key, rows in item.pack(features, batch.y.to(device)).items()})
+                with torch.autocast(device.type, enabled=False):  # runs of any precision share the shards
+                    rows = item.pack(features, batch.y.to(device))
+                packed[name].append({key: row.cpu() for key, row in rows.items()})
         for name, parts in packed.items():
             tensors = _joined(parts)
             path, text = self._path(name, origins[name], view, s), _text(origins[name], view, s)
