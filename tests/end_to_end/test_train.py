@@ -265,6 +265,7 @@ def test_a_method_without_a_teacher(tmp_path):
         loop.train(resolve("digits/tiny/letkd-1", settings=SMALL), tmp_path / "run")
 
 
-def test_bf16_runs(teacher, tmp_path):
+def test_bf16_runs_without_a_word_of_fabric(teacher, tmp_path, capfd):
     result = loop.train(recipe_for("letkd-2", teacher, "train.precision=bf16-mixed", "train.epochs=1"), tmp_path / "run")
     assert result.epochs == 1
+    assert "Mixed Precision" not in "".join(capfd.readouterr())

@@ -1,8 +1,10 @@
 """The processes of a run, as started by a launcher. This is the only file that imports Fabric."""
 
 import atexit
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +33,8 @@ def launch(recipe: Recipe) -> "Fabric":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(recipe.train.deterministic)
     precision = choices(recipe)["precision"]
-    fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=precision)
+    with _silent("lightning_fabric"):
+        fabric = Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy=strategy, precision=precision)
     if precision.endswith("mixed"):
         # Autocast casts where needed. If the images were rounded first, they would differ from those that the labels were fitted to.
         object.__setattr__(fabric.strategy.precision, "convert_input", lambda data: data)
@@ -43,6 +46,18 @@ def launch(recipe: Recipe) -> "Fabric":
         atexit.register(_leave)
     set_quiet(is_quiet() or not fabric.is_global_zero)
     return fabric
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Hide the information that another library logs; its warnings are shown."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _leave() -> None:
