@@ -48,7 +48,11 @@ def prepare(death: str, mark: Path, at_step: Deaths) -> threading.Timer | None:
 
 
 def tell_group() -> None:
-    os.write(1, f"group of rank {os.environ['RANK']}: {'open' if dist.is_initialized() else 'closed'}\n".encode())
+    """Say whether the group is closed. On Linux, its threads must have ended, too: one that is left can abort the process."""
+    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    left = ", ".join(name for name in threads if "gloo" in name)
+    state = "open" if dist.is_initialized() else f"open in {left}" if left else "closed"
+    os.write(1, f"group of rank {os.environ['RANK']}: {state}\n".encode())
 
 
 def main() -> None:

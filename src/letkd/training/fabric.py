@@ -1,6 +1,7 @@
 """The processes of a run, as started by a launcher. This is the only file that imports Fabric."""
 
 import atexit
+import gc
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,7 @@ def _silent(name: str) -> Iterator[None]:
 
 def _leave() -> None:
     """Close the process group before the interpreter ends: gloo's threads can otherwise abort a process that has finished its work."""
+    gc.collect()  # DDP, which holds the group and its threads, is part of a cycle
     if dist.is_initialized():
         dist.destroy_process_group()
 
