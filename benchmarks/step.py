@@ -78,7 +78,7 @@ def main() -> None:
         made = distiller("kd" if name == "teacher" else name, teacher, args.student, args.K, fused="plain" not in how)
         made.to(device).train()
         cases[row] = (
-            (lambda made=made: made._run_teacher(batch.x)) if name == "teacher" else step(made, batch, bf16="bf16" in how)
+            (lambda made=made: made.run_teacher(batch.x)) if name == "teacher" else step(made, batch, bf16="bf16" in how)
         )
     times = interleaved(cases, args.rounds)
     memory = {row: peak_memory(run) for row, run in cases.items()}

@@ -11,7 +11,7 @@ further variant adds one part, so the table shows the contribution of each:
     batched   + images cropped and flipped as batches of tensors
     fused     + KD layers and losses in chunks of pixels
     layout    + channels last, a folded teacher
-    bf16      + bf16, if the processor has it; the teacher stays in single precision
+    bf16      + bf16 for both networks, if the processor has it
     cached    + the teacher run once on each of few fixed views of the images
     fast      + the preset `fast`: few epochs, linear decay of the rate to zero, weights for short runs
 
@@ -116,7 +116,7 @@ def recipe_of(way: Way, args: argparse.Namespace) -> Recipe:
     ]
     settings += [f"train.fused={str(way.fused).lower()}", f"train.channels_last={str(way.layout).lower()}"]
     settings += [f"train.fold_teacher={str(way.layout).lower()}", f"train.seed={args.seed}"]
-    settings.append(f"train.precision={'auto' if way.bf16 else '32-true'}")
+    settings += [f"train.precision={'auto' if way.bf16 else '32-true'}", f"train.bf16_teacher={'auto' if way.bf16 else 'false'}"]
     if way.cached:
         settings.append(f"train.cache_views={args.views}")
     if args.method.startswith(("letkd", "quest")) and args.K:

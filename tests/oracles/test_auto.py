@@ -103,7 +103,7 @@ def _maps(distiller):
     for batch in a_stream():
         part = distiller.fittings()["penultimate"]
         with torch.no_grad():
-            maps.append(part.f_T(distiller._run_teacher(batch.x)))
+            maps.append(part.f_T(distiller.run_teacher(batch.x)))
         labels.append(batch.y)
     return torch.cat(maps), torch.cat(labels)
 

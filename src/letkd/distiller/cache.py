@@ -215,7 +215,7 @@ class TeacherCache:
         loader = self.loader
         shared = {
             "format": f"{FORMAT}, {SHARD} images a shard, {eval_batch(loader.split.image_size)} at a time, views {VIEWS}",
-            "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {dtype}",
+            "teacher": f"{type(teacher).__name__} {fingerprint(teacher)} in {torch.bfloat16 if self.distiller.bf16_teacher else dtype}",
             "images": f"{loader.split.fingerprint()} mean {list(loader.mean)} std {list(loader.std)}",
             "augment": f"{type(loader.augment).__name__} {vars(loader.augment)}",
         }
@@ -259,7 +259,7 @@ class TeacherCache:
         lacking = {name: item for name, item in items.items() if self._open(name, origins[name], view, s) is None}
         packed: dict[str, list[dict[str, Tensor]]] = {name: [] for name in lacking}
         for batch in self.loader.of_view(view, torch.arange(s * SHARD, min((s + 1) * SHARD, len(self.loader.split)))):
-            features = self.distiller._run_teacher(batch.x.to(device, dtype))
+            features = self.distiller.run_teacher(batch.x.to(device, dtype))
             if bad := [role for role, f in features.items() if not torch.isfinite(f).all()]:
                 raise NonFiniteError(f"NaN or infinity in the teacher's {bad[0]!r}; check its weights and the data")
             for name, item in lacking.items():

@@ -4,6 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,6 +50,7 @@ class Distiller(nn.Module):
         student_taps, teacher_taps: module path (or `Tap`) by role, for models without a role table or to override it.
         teacher_input: the teacher's own input (`letkd.TeacherInput`), if it was trained with another normalisation or image size, or
             with another order of classes. Applied in every step, in `fit` and in the cache.
+        bf16_teacher: run the teacher in bf16 (autocast), except in `fit`.
         example: an input `[1 3 H W]`, to find the shapes at the taps. Not needed for zoo models.
         criterion: `criterion(logits, y) -> scalar`, replaces the cross-entropy; its term is still called `ce`. For mixed images it is
             called with each of the two labels and weighted by their shares, so it only needs to handle class indices. It gets only
@@ -89,6 +91,7 @@ class Distiller(nn.Module):
         student_taps: Mapping[str, Tap | str] | None = None,
         teacher_taps: Mapping[str, Tap | str] | None = None,
         teacher_input: TeacherInput | None = None,
+        bf16_teacher: bool = False,
         example: Tensor | None = None,
         criterion: Criterion | None = None,
         task: Task | None = None,
@@ -110,7 +113,7 @@ class Distiller(nn.Module):
         self.task = task
         self.same_classes = True  # whether the teacher predicts the student's classes
         self.checks = checks
-        self.teacher_input = teacher_input
+        self.teacher_input, self.bf16_teacher = teacher_input, bf16_teacher
         known = channels_of(student) or channels_of(teacher) if example is None else example.shape[1:2].numel()
         self._channels: int | None = known  # of the images
         self._reach = Reach()
@@ -259,7 +262,7 @@ class Distiller(nn.Module):
         """The teacher's features by role and, with a cache, its labels by site."""
         if not self._active:
             return {}, {}
-        return (self._run_teacher(batch.x), {}) if self.cache is None else self.cache.read(batch)
+        return (self.run_teacher(batch.x), {}) if self.cache is None else self.cache.read(batch)
 
     def _second(self, batch: Batch) -> View:
         """Both networks on the second view of the images, in a separate pass: BN does not mix the views."""
@@ -272,18 +275,23 @@ class Distiller(nn.Module):
         output, student = self._student_reads(batch.second)
         student["logits"] = as_logits(output, self.student)
         shown = replace(batch, x=batch.second, second=None)
-        return View(shown, student, self._run_teacher(batch.second), same_classes=self.same_classes, unused=self._unused)
+        return View(shown, student, self.run_teacher(batch.second), same_classes=self.same_classes, unused=self._unused)
 
     @torch.no_grad()
-    def _run_teacher(self, x: Tensor) -> dict[str, Tensor]:
+    def run_teacher(self, x: Tensor, *, bf16: bool | None = None) -> dict[str, Tensor]:
+        """The teacher's features by role, in the type of the images and not in that of the step; `bf16` overrides `bf16_teacher`."""
         if self._teacher_reads is None:
             return {}
         self._frozen[0].eval()
-        with torch.autocast(x.device.type, enabled=False):  # in bf16 many pixels would be assigned to another centre
-            adapt = self.teacher_input
-            output, features = self._teacher_reads(x if adapt is None else adapt(x))
-            logits = logits_in(output)  # None for a backbone; its methods do not read logits
-            return features if logits is None else {**features, "logits": logits if adapt is None else adapt.reorder(logits)}
+        adapt, low = self.teacher_input, self.bf16_teacher if bf16 is None else bf16
+        with torch.autocast(x.device.type, enabled=False):
+            shown = x if adapt is None else adapt(x)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=low):
+            output, features = self._teacher_reads(shown)
+        logits = logits_in(output)  # None for a backbone; its methods do not read logits
+        if logits is not None:
+            features = {**features, "logits": logits if adapt is None else adapt.reorder(logits)}
+        return {role: f.to(x.dtype) for role, f in features.items()}
 
     def check_mix(self) -> None:
         """Raise an error if a method cannot learn from mixed images (`letkd.data.Mix`)."""
@@ -354,7 +362,7 @@ class Distiller(nn.Module):
         device = _device(self._frozen[0])
         items = track(loader, f"fitting {', '.join(unfitted)}")
         batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)
-        fit_parts(unfitted, batches, self._run_teacher, device=device, checks=self.checks)
+        fit_parts(unfitted, batches, partial(self.run_teacher, bf16=False), device=device, checks=self.checks)
 
     def _origin(self, fitting: Fitting, data: str) -> Origin:
         where = f"{self.tap_path(fitting.role)} {fitting.match}"

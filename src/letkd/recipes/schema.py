@@ -204,6 +204,9 @@ class Train(_Table):
     fold_teacher: bool | Literal["auto"] = Field(
         default=False, description="fold the teacher's batch norms into its convolutions; auto: if that is faster"
     )
+    bf16_teacher: bool | Literal["auto"] = Field(
+        default=False, description="run the teacher in bf16, except in offline fits; auto: if the device has bf16 arithmetic"
+    )
     cache_views: int | None = Field(
         default=None,
         ge=1,

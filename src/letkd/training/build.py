@@ -153,6 +153,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
             student_taps=student_taps.taps,
             teacher_taps=teacher_taps.taps,
             teacher_input=teacher_input,
+            bf16_teacher=choices(recipe)["bf16_teacher"],
             example=example,
             criterion=criterion,
             images=len(data.train),

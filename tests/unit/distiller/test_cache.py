@@ -77,8 +77,8 @@ def test_losses_and_a_short_runs_weights_are_those_of_the_teacher_on_the_same_vi
             distiller.cache = TeacherCache(distiller, loader, tmp_path)
             for view in range(2):
                 distiller.cache.prepare(view)
-            teach = distiller._run_teacher
-            distiller._run_teacher = lambda x, teach=teach, teaches=teaches: teaches.append(1) or teach(x)
+            teach = distiller.run_teacher
+            distiller.run_teacher = lambda x, teach=teach, teaches=teaches: teaches.append(1) or teach(x)
         optimizer = torch.optim.SGD(distiller.parameters(), lr=0.005)
         seen = []
         for epoch in (1, 2, 3):
@@ -147,14 +147,15 @@ def test_shards_do_not_depend_on_seed_order_or_who_makes_them_and_are_found_agai
     assert "found, 24 images" in said()
 
 
-@pytest.mark.parametrize("change", ["teacher", "data", "augment", "tau", "fit", "view"])
+@pytest.mark.parametrize("change", ["teacher", "precision", "data", "augment", "tau", "fit", "view"])
 def test_whatever_the_shards_depend_on_makes_others(change, tmp_path):
     view = 0
 
     def prepare(change: str | None) -> None:
         loader = a_loader(pad=1 if change == "augment" else 2, data=int(change == "data"))
         site = Site("penultimate", KMeansSupervision(6, 2.0 if change == "tau" else 1.0, seed=int(change == "fit")))
-        distiller = fitted(LetKD([site]), loader, teacher=a_teacher(seed=7) if change == "teacher" else None)
+        teacher = a_teacher(seed=7) if change == "teacher" else None
+        distiller = fitted(LetKD([site]), loader, teacher=teacher, bf16_teacher=change == "precision")
         cache = TeacherCache(distiller, loader, tmp_path)
         cache.prepare(1 if change == "view" else view)
 

@@ -266,11 +266,23 @@ def test_what_is_fitted_is_told(said):
 
 def test_the_teacher_runs_in_full_precision_under_autocast():
     distiller, batch = a_distiller(letkd2(6, 2)), a_stream()[0]
-    before = distiller._run_teacher(batch.x)
+    before = distiller.run_teacher(batch.x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        within = distiller._run_teacher(batch.x)
+        within = distiller.run_teacher(batch.x)
     assert before.keys() == within.keys()
     assert all(torch.equal(f, within[role]) for role, f in before.items())
+
+
+def test_a_teacher_in_bf16_gives_rounded_features_in_the_type_of_the_images_and_is_fitted_without_rounding():
+    single, low = a_distiller(letkd2(6, 2)).fit(a_stream()), a_distiller(letkd2(6, 2), bf16_teacher=True).fit(a_stream())
+    fitted = [[buffer for part in made.fittings().values() for buffer in part.part.buffers()] for made in (single, low)]
+    assert all(torch.equal(one, two) for one, two in zip(*fitted, strict=True))
+    x = a_stream()[0].x
+    for role, f in single.run_teacher(x).items():
+        rounded = low.run_teacher(x)[role]
+        assert rounded.dtype == f.dtype == torch.float32
+        assert 0 < (rounded - f).norm() / f.norm() < 0.02, role
+    assert torch.isfinite(low(a_stream()[0]).loss)
 
 
 class Branches(nn.Module):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from letkd.errors import RecipeError
 from letkd.recipes import list_methods, resolve, resolve_with_sources
 from letkd.training import device
 from letkd.training.device import choices
@@ -30,11 +31,18 @@ def test_auto_is_decided_for_the_device(cuda, bf16, asked, precision, channels_l
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(device, "has_bf16", lambda: bf16)
     recipe = resolve("digits/tiny/kd", preset="fast", settings=[f"train.precision={asked}"])
-    assert choices(recipe) == {"precision": precision, "channels_last": channels_last, "fold_teacher": True}
+    expected = {"precision": precision, "channels_last": channels_last, "fold_teacher": True, "bf16_teacher": bf16}
+    assert choices(recipe) == expected
     fixed = resolve(
         "digits/tiny/kd", preset="fast", settings=["channels_last=false", "fold_teacher=false", "precision=64-true"]
     )
-    assert choices(fixed) == {"precision": "64-true", "channels_last": False, "fold_teacher": False}
+    assert choices(fixed) == {"precision": "64-true", "channels_last": False, "fold_teacher": False, "bf16_teacher": False}
+
+
+def test_a_teacher_in_bf16_and_a_student_in_double_precision_are_refused():
+    recipe = resolve("digits/tiny/kd", settings=["bf16_teacher=true", "precision=64-true"])
+    with pytest.raises(RecipeError, match=r"bf16_teacher needs single or mixed precision, but train\.precision is 64-true"):
+        choices(recipe)
 
 
 @pytest.mark.parametrize(
