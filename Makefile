@@ -66,7 +66,7 @@ wheel-test: $(READY)
 	$(BIN)/python -m tests.support.wheel build/wheel/*.whl
 
 bench: $(READY)
-	for part in step layer cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
+	for part in step layer teacher cache inference data training fits startup; do $(BIN)/python benchmarks/$$part.py $(BENCH) || exit 1; done
 
 # The smallest pair of docs/evidence.md from official files: make evidence DATA=FOLDER TEACHER=FILE [SEEDS=5] [EPOCHS=6] [ROWS=ce,kd]
 evidence: $(READY)

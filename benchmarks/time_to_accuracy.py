@@ -116,7 +116,10 @@ def recipe_of(way: Way, args: argparse.Namespace) -> Recipe:
     ]
     settings += [f"train.fused={str(way.fused).lower()}", f"train.channels_last={str(way.layout).lower()}"]
     settings += [f"train.fold_teacher={str(way.layout).lower()}", f"train.seed={args.seed}"]
-    settings += [f"train.precision={'auto' if way.bf16 else '32-true'}", f"train.bf16_teacher={'auto' if way.bf16 else 'false'}"]
+    settings += [
+        f"train.precision={'auto' if way.bf16 else '32-true'}",
+        f"train.bf16_teacher={'auto' if way.bf16 else 'false'}",
+    ]
     if way.cached:
         settings.append(f"train.cache_views={args.views}")
     if args.method.startswith(("letkd", "quest")) and args.K:
