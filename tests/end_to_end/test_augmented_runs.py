@@ -43,7 +43,7 @@ def test_what_cannot_be_mixed_is_one_sentence(letkd, tmp_path):
     assert letkd("train", "digits/tiny/teacher", *small, "--out", "teacher")[0] == 0
     cases = {
         "crd": ((), "crd cannot learn from mixed images: its memory has one row per image"),
-        "kd": (("--cache",), "views=10 and mixup: a mixed image is new in every epoch, so it has no fixed views"),
+        "kd": (("--cache",), "views=1 and mixup: a mixed image is new in every epoch, so it has no fixed views"),
     }
     for method, (options, sentence) in cases.items():
         weights = ("--teacher-weights", "teacher/student.safetensors")

@@ -118,10 +118,12 @@ Log = Annotated[
 Cache = Annotated[
     bool,
     typer.Option(
-        "--cache", help="Use 10 fixed views per image, so that the teacher runs once per view instead of every epoch."
+        "--cache",
+        help="Show every image in a few fixed views (a third of the epochs, at most 10), so that the teacher runs once per view "
+        "instead of every epoch.",
     ),
 ]
-CACHE_VIEWS = 10
+CACHE_VIEWS = "auto"
 Out = Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/<cell>")]
 Supervision = Annotated[
     Path | None, typer.Option(help="Folder with fitted supervisions, to share between runs.", show_default="<out>/supervision")

@@ -11,6 +11,7 @@ from typing import Any
 
 from letkd.errors import RecipeError, nearest
 from letkd.plugins import plugin_recipes, plugins
+from letkd.recipes.cached import cached_layer
 from letkd.recipes.label_free import label_free_layer
 from letkd.recipes.own_size import own_size_layer
 from letkd.recipes.quick import quick_layer
@@ -101,8 +102,8 @@ def resolve_with_sources(
 ) -> tuple[Recipe, dict[str, str]]:
     """Like `resolve`, and the source of each value by dotted key: a file, `override`, `--quick` or `--set`.
 
-    A key with the schema's default has no source. If only the number of epochs is set, milestones are scaled with it; a folder of
-    images without `data.size` gets the input size of the student. Their sources then say so.
+    A key with the schema's default has no source. If only the number of epochs is set, milestones are scaled with it; automatic views of
+    the cache follow from the epochs; a folder of images without `data.size` gets the input size of the student. Their sources say so.
     """
     layers, method = _files(name, method, preset)
     if quick:
@@ -112,7 +113,7 @@ def resolve_with_sources(
     layers = with_auto_weights([(source, with_taps_as_text(layer)) for source, layer in layers])
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
-    for derive in (scaled_layer, label_free_layer, own_size_layer):
+    for derive in (scaled_layer, cached_layer, label_free_layer, own_size_layer):
         if (derived := derive(layers)) is not None:
             layers.append(derived)
     table = _merged(layers)
@@ -124,11 +125,16 @@ def resolve_with_sources(
 
 
 def derived_values(recipe: Recipe, sources: Mapping[str, str]) -> list[str]:
-    """A line for the user on each value that `resolve_with_sources` derived: scaled milestones, the size of images in files."""
+    """A line for the user on each value that `resolve_with_sources` derived: scaled milestones, views of the cache, the size of images."""
     source = sources.get("optim.milestones", "")
     lines = []
     if ", scaled from " in source:
         lines.append(f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others")
+    source = sources.get("train.cache_views", "")
+    if source.startswith("a third of the epochs "):
+        lines.append(
+            f"train.cache_views = {recipe.train.cache_views} ({source}); set train.cache_views to choose another number"
+        )
     source = sources.get("data.size", "")
     if source.startswith("input size of "):
         lines.append(f"data.size = {recipe.data.size} ({source}); set data.size to choose another")

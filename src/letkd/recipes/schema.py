@@ -210,7 +210,8 @@ class Train(_Table):
     cache_views: int | None = Field(
         default=None,
         ge=1,
-        description="number of fixed views per image; the teacher runs once on each. Default: new views in every epoch",
+        description="number of fixed views per image; the teacher runs once on each. auto: a third of the epochs, at most 10. "
+        "Default: new views in every epoch",
     )
     cache_teacher: bool = Field(
         default=True,
