@@ -2,9 +2,10 @@
 
     python evidence/collect.py PAIR RUNS --commit COMMIT     # RUNS/ROW/seed-N -> docs/evidence/PAIR.csv; PAIR can be "presets"
     python evidence/collect.py PAIR --choices RUN RUN …      # -> docs/evidence/choices.csv
+    python evidence/collect.py sweeps RUNS                   # RUNS/ROW/seed-N -> docs/evidence/sweeps.csv
 
-Only finished runs are collected. A counted run whose recipe differs from its row in evidence/PAIR.toml is refused. Lines of other runs stay
-in the file, and a line whose numbers have not changed keeps its commit.
+Only finished runs are collected. A counted run, or one of the sweeps, is refused if its recipe differs from its row in the recipe file.
+Lines of other runs stay in the file, and a line whose numbers have not changed keeps its commit.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from study import (
     DATA,
     PAIRS,
     PRESETS,
+    SWEEPS,
     Choice,
     Run,
     all_rows_of,
@@ -28,6 +30,7 @@ from study import (
     rows_of,
     write_choices,
     write_runs,
+    write_sweeps,
 )
 
 from letkd.errors import RunError
@@ -92,32 +95,53 @@ def collect_choices(pair: str, runs: Sequence[Path], folder: Path = DATA) -> lis
     known = {(choice.pair, choice.run): choice for choice in read_choices(folder)}
     titles = {title: row for row, title in reversed(all_rows_of(pair).items())}
     for path in runs:
-        run = RunFolder(path)
-        recipe = resolve(run.recipe_file)  # recipes of earlier commits lack keys; they have the defaults
-        result = run.result
-        if result is None or result.last_val is None:
-            print(f"{path}: not finished, not collected")
-            continue
+        recipe = resolve(RunFolder(path).recipe_file)  # recipes of earlier commits lack keys; they have the defaults
         title = recipe.title if recipe.methods else "CE"
         if title not in titles:
             raise RunError(f"{path}: its title {title!r} is no row of {pair}.toml and no method; name a run of that recipe")
-        known[pair, path.name] = Choice(
-            pair=pair,
-            run=path.name,
-            row=titles[title],
-            weights=", ".join(f"{name}={value:g}" for name, value in recipe.weights.items() if name != "ce" or value != 1),
-            lr=recipe.optim.lr,
-            crop=recipe.data.crop,
-            tau=_supervision(recipe, "tau"),
-            K=_supervision(recipe, "K"),
-            other=_other(recipe, resolve(recipe_file(pair), method=titles[title])),
-            epochs=result.epochs,
-            seed=recipe.train.seed,
-            perplexity=_perplexity(run),
-            val=round(result.last_val, 4),
-        )
+        found = choice_of(pair, titles[title], path.name, RunFolder(path), recipe)
+        if found is not None:
+            known[pair, path.name] = found
     write_choices(known.values(), folder)
     return read_choices(folder)
+
+
+def collect_sweeps(runs: Path, folder: Path = DATA) -> list[Choice]:
+    """Add the finished runs in RUNS/ROW/seed-N to the CSV file of the sweeps; returns all its runs."""
+    known = {choice.run: choice for choice in read_choices(folder, SWEEPS)}
+    for row in rows_of(SWEEPS):
+        for path in RunFolder.children(runs / row):
+            run = RunFolder(path)
+            check_recipe(run, recipe_file(SWEEPS), row, ())
+            name = f"{row}/{path.name}"
+            found = choice_of(SWEEPS, row, name, run, run.recipe)
+            if found is not None:
+                known[name] = found
+    write_sweeps(known.values(), folder)
+    return read_choices(folder, SWEEPS)
+
+
+def choice_of(pair: str, row: str, name: str, run: RunFolder, recipe: Recipe) -> Choice | None:
+    """The line of a run that chooses a setting; None if it is not finished."""
+    result = run.result
+    if result is None or result.last_val is None:
+        print(f"{run.path}: not finished, not collected")
+        return None
+    return Choice(
+        pair=pair,
+        run=name,
+        row=row,
+        weights=", ".join(f"{name}={value:g}" for name, value in recipe.weights.items() if name != "ce" or value != 1),
+        lr=recipe.optim.lr,
+        crop=recipe.data.crop,
+        tau=_supervision(recipe, "tau"),
+        K=_supervision(recipe, "K"),
+        other=_other(recipe, resolve(recipe_file(pair), method=row)),
+        epochs=result.epochs,
+        seed=recipe.train.seed,
+        perplexity=_perplexity(run),
+        val=round(result.last_val, 4),
+    )
 
 
 def _changed(one: Recipe, other: Recipe) -> list[str]:
@@ -148,13 +172,16 @@ def _perplexity(run: RunFolder) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the results of run folders into docs/evidence.")
-    parser.add_argument("pair", choices=[*PAIRS, PRESETS])
+    parser.add_argument("pair", choices=[*PAIRS, PRESETS, SWEEPS])
     parser.add_argument("runs", type=Path, nargs="+", help="folder with ROW/seed-N; with --choices, run folders")
     parser.add_argument("--commit", help="commit of the letkd that trained the runs")
     parser.add_argument("--choices", action="store_true", help="the runs choose settings and are not counted")
     given = parser.parse_args()
     if given.choices:
         print(f"{DATA / 'choices.csv'}: {len(collect_choices(given.pair, given.runs))} runs")
+        return 0
+    if given.pair == SWEEPS and len(given.runs) == 1:
+        print(f"{DATA / SWEEPS}.csv: {len(collect_sweeps(given.runs[0]))} runs")
         return 0
     if given.commit is None or len(given.runs) != 1:
         parser.error("name one folder of counted runs, and --commit")

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "evidence"
 CHOICES = "choices"
 PRESETS = "presets"  # a comparison of presets, collected like a pair
+SWEEPS = "sweeps"  # settings of letKD-1, one at a time, on validation
 UNFINISHED = "No counted run is finished yet."
 PAIRS = {  # in the order of the protocol
     "cifar10-rn56-rn8": "CIFAR-10, ResNet-56 → ResNet-8",
@@ -85,9 +86,9 @@ def read_runs(pair: str, folder: Path = DATA) -> list[Run]:
     return read_csv(folder / f"{pair}.csv", Run)
 
 
-def read_choices(folder: Path = DATA) -> list[Choice]:
-    """The runs that chose settings; none without a file."""
-    return read_csv(folder / f"{CHOICES}.csv", Choice)
+def read_choices(folder: Path = DATA, name: str = CHOICES) -> list[Choice]:
+    """The runs that chose settings, or those of the sweeps; none without a file."""
+    return read_csv(folder / f"{name}.csv", Choice)
 
 
 def write_runs(pair: str, runs: Iterable[Run], folder: Path = DATA) -> Path:
@@ -105,6 +106,12 @@ def write_choices(choices: Iterable[Choice], folder: Path = DATA) -> Path:
         return *order, -choice.crop, choice.other, *numbers, choice.lr, choice.run
 
     return write_csv(folder / f"{CHOICES}.csv", Choice, sorted(choices, key=key))
+
+
+def write_sweeps(choices: Iterable[Choice], folder: Path = DATA) -> Path:
+    """Write the runs of the sweeps, sorted by row and seed."""
+    order = list(rows_of(SWEEPS))
+    return write_csv(folder / f"{SWEEPS}.csv", Choice, sorted(choices, key=lambda run: (order.index(run.row), run.seed)))
 
 
 def read_csv(path: Path, kind: type) -> list:

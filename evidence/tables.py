@@ -17,7 +17,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import unlabelled
-from study import DATA, PAIRS, PRESETS, ROOT, UNFINISHED, Choice, Run, all_rows_of, command, read_choices, read_runs, rows_of
+from study import (
+    DATA,
+    PAIRS,
+    PRESETS,
+    ROOT,
+    SWEEPS,
+    UNFINISHED,
+    Choice,
+    Run,
+    all_rows_of,
+    command,
+    read_choices,
+    read_runs,
+    rows_of,
+)
 
 from letkd.errors import LetkdError
 from letkd.files import write_whole
@@ -192,6 +206,28 @@ def presets_text(folder: Path = DATA) -> str:
     return f"{as_markdown(table)}\nRuns: [{PRESETS}.csv](evidence/{PRESETS}.csv)\n"
 
 
+def sweeps_text(folder: Path = DATA) -> str:
+    """Settings of letKD-1, one at a time, on validation."""
+    choices = read_choices(folder, SWEEPS)
+    if not choices:
+        return f"{UNFINISHED}\n"
+    groups = {row: [choice for choice in choices if choice.row == row] for row in rows_of(SWEEPS)}
+    by_seed = {row: {choice.seed: choice.val for choice in group} for row, group in groups.items() if group}
+    lines = []
+    for row, title in rows_of(SWEEPS).items():
+        group = groups[row]
+        wide = [choice.perplexity for choice in group if choice.perplexity is not None]
+        cells = [title, mean_std([choice.val for choice in group]), str(len(group)), _difference(by_seed, row, "letkd-1")]
+        lines.append([Cell(text) for text in [*cells, f"{statistics.mean(wide):.2f}" if wide else "–"]])
+    note = (
+        f"{NOTE.replace('test accuracy', 'validation accuracy')} letKD-1 has α = 1, λ = 4, K = 512 and τ from the data; each row "
+        "changes one of them. Perplexity: effective number of labels per pixel."
+    )
+    columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "perplexity"]
+    table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-8: settings of letKD-1", columns, lines, [note])
+    return f"{as_markdown(table)}\nRuns: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
+
+
 def parts(folder: Path = DATA) -> dict[str, str]:
     """The computed parts of the page, by the name in their markers."""
     return {
@@ -199,6 +235,7 @@ def parts(folder: Path = DATA) -> dict[str, str]:
         "choices": choices_text(folder),
         "without labels": unlabelled.text(folder),
         "presets": presets_text(folder),
+        "sweeps": sweeps_text(folder),
     }
 
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAIR = "cifar10-rn56-rn8"
 PAGE = "# A page\n\n<!-- results -->\n<!-- end of results -->\n\n<!-- choices -->\n<!-- end of choices -->\n\n"
 PAGE += "<!-- without labels -->\n<!-- end of without labels -->\n\n<!-- presets -->\n<!-- end of presets -->\n"
+PAGE += "\n<!-- sweeps -->\n<!-- end of sweeps -->\n"
 TESTS = {"ce": [78.0, 79.0, 80.5], "kd": [80.0, 80.5, 82.5], "letkd-1": [81.0, 83.0]}
 
 
@@ -197,6 +198,22 @@ def test_presets_are_compared_method_by_method(scripts, tmp_path):
     (fast,) = [row for row in rows if row[0] == "KD, fast"]
     assert (fast[1:3], fast[3][:5], fast[4:]) == (["60.00 ± 0.00", "2"], "+9.00", ["12", "0.1 min"])
     assert ["Student, fast", "–", "0", "–", "–", "–"] in rows  # no row is dropped
+
+
+def test_sweeps_show_every_setting_next_to_letkd_1(scripts, tmp_path):
+    for seed, (own, wider) in enumerate([(70.0, 69.0), (72.0, 70.0)], start=100):
+        finished(tmp_path / f"runs/letkd-1/seed-{seed}", "letkd-1", seed, file="sweeps", last_val=own)
+        finished(tmp_path / f"runs/alpha-2/seed-{seed}", "alpha-2", seed, file="sweeps", last_val=wider)
+    assert len(scripts.collect.collect_sweeps(tmp_path / "runs", tmp_path)) == 4
+    text = scripts.tables.sweeps_text(tmp_path)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert ["letKD-1", "71.00 ± 1.41", "2", "–", "2.72"] in rows
+    (row,) = [row for row in rows if row[0] == "α = 2"]
+    assert (row[1:3], row[3][:5]) == (["69.50 ± 0.71", "2"], "−1.50")
+    assert ["K = 64", "–", "0", "–", "–"] in rows  # no row is dropped
+    finished(tmp_path / "runs/K-64/seed-100", "letkd-1", 100, file="sweeps")
+    with pytest.raises(RunError, match="is not a run of the row K-64"):
+        scripts.collect.collect_sweeps(tmp_path / "runs", tmp_path)
 
 
 PROBED = {"last_test": None, "last_val": None, "held_out": {"kd/penultimate": 1.5}, "probe": {"knn": 70.0, "linear": 75.0}}
