@@ -2,6 +2,7 @@
 
     python benchmarks/time_to_accuracy.py --root DATA --teacher-weights resnet56.safetensors [--method kd] [--student resnet20]
         [--epochs 30] [--fast-epochs 12] [--views 4] [--part-epochs 2] [--ways usual,layout,fast] [--fraction 1.0] [--batch 64]
+        [--fast-set data.crop=0]
 
 The common recipe reads images one by one through PIL, runs the teacher at every step, in single precision and NCHW, divides the
 learning rate by ten after 5/8, 6/8 and 7/8 of the epochs, and computes KD layers and losses as the paper writes them. Each
@@ -126,6 +127,7 @@ def recipe_of(way: Way, args: argparse.Namespace) -> Recipe:
         settings.append(f"train.cache_views={args.views}")
     if args.method.startswith(("letkd", "quest")) and args.K:
         settings.append(f"methods.{'quest' if args.method == 'quest' else 'letkd'}.sites.penultimate.supervision.K={args.K}")
+    settings += args.fast_set if way.fast else []
     return resolve("cifar100/rn56-rn20", method=args.method, preset="fast" if way.fast else None, settings=settings)
 
 
@@ -221,6 +223,9 @@ def main() -> None:
     made.add_argument("--student", default="resnet20")
     made.add_argument("--epochs", type=int, default=30, help="for `usual`")
     made.add_argument("--fast-epochs", type=int, default=12)
+    made.add_argument(
+        "--fast-set", action="append", default=[], metavar="KEY=VALUE", help="another setting of `fast`; repeatable"
+    )
     made.add_argument("--views", type=int, default=4, help="fixed views of every image, for `cached` and `fast`")
     made.add_argument("--part-epochs", type=int, default=2, help="for the variants between `usual` and `fast`")
     made.add_argument("--ways", default=",".join(WAYS))

@@ -57,7 +57,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
 )
 TIMES = (
     "n: number of seeds. Time per run: processor time of one thread, median over seeds. It does not include the teacher, which runs "
-    "once on the three views for all rows and seeds and takes about 7 minutes."
+    "once on the three views for all rows and seeds and takes 4 to 7 minutes."
 )
 
 
