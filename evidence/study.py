@@ -24,8 +24,8 @@ SWEEPS = "sweeps"  # settings of letKD-1, one at a time, on validation
 UNFINISHED = "No counted run is finished yet."
 PAIRS = {  # in the order of the protocol
     "cifar10-rn56-rn8": "CIFAR-10, ResNet-56 → ResNet-8",
-    "cifar10-rn56-rn20": "CIFAR-10, ResNet-56 → ResNet-20",
     "cifar100-rn32-rn8": "CIFAR-100, ResNet-32 → ResNet-8",
+    "cifar10-rn56-rn20": "CIFAR-10, ResNet-56 → ResNet-20",
 }
 
 
