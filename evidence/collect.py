@@ -2,9 +2,9 @@
 
     python evidence/collect.py PAIR RUNS --commit COMMIT     # RUNS/ROW/seed-N -> docs/evidence/PAIR.csv; PAIR can be "presets"
     python evidence/collect.py PAIR --choices RUN RUN …      # -> docs/evidence/choices.csv
-    python evidence/collect.py sweeps RUNS                   # RUNS/ROW/seed-N -> docs/evidence/sweeps.csv
+    python evidence/collect.py STUDY RUNS                    # RUNS/ROW/seed-N -> docs/evidence/STUDY.csv: "sweeps" or "fractions"
 
-Only finished runs are collected. A counted run, or one of the sweeps, is refused if its recipe differs from its row in the recipe file.
+Only finished runs are collected. A counted run, or one of a study, is refused if its recipe differs from its row in the recipe file.
 Lines of other runs stay in the file, and a line whose numbers have not changed keeps its commit.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from study import (
     DATA,
+    FRACTIONS,
     PAIRS,
     PRESETS,
     SWEEPS,
@@ -30,7 +31,7 @@ from study import (
     rows_of,
     write_choices,
     write_runs,
-    write_sweeps,
+    write_validated,
 )
 
 from letkd.errors import RunError
@@ -106,19 +107,19 @@ def collect_choices(pair: str, runs: Sequence[Path], folder: Path = DATA) -> lis
     return read_choices(folder)
 
 
-def collect_sweeps(runs: Path, folder: Path = DATA) -> list[Choice]:
-    """Add the finished runs in RUNS/ROW/seed-N to the CSV file of the sweeps; returns all its runs."""
-    known = {choice.run: choice for choice in read_choices(folder, SWEEPS)}
-    for row in rows_of(SWEEPS):
+def collect_validated(study: str, runs: Path, folder: Path = DATA) -> list[Choice]:
+    """Add the finished runs in RUNS/ROW/seed-N to the CSV file of a study on validation; returns all its runs."""
+    known = {choice.run: choice for choice in read_choices(folder, study)}
+    for row in rows_of(study):
         for path in RunFolder.children(runs / row):
             run = RunFolder(path)
-            check_recipe(run, recipe_file(SWEEPS), row, ())
+            check_recipe(run, recipe_file(study), row, ())
             name = f"{row}/{path.name}"
-            found = choice_of(SWEEPS, row, name, run, run.recipe)
+            found = choice_of(study, row, name, run, run.recipe)
             if found is not None:
                 known[name] = found
-    write_sweeps(known.values(), folder)
-    return read_choices(folder, SWEEPS)
+    write_validated(study, known.values(), folder)
+    return read_choices(folder, study)
 
 
 def choice_of(pair: str, row: str, name: str, run: RunFolder, recipe: Recipe) -> Choice | None:
@@ -172,7 +173,7 @@ def _perplexity(run: RunFolder) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the results of run folders into docs/evidence.")
-    parser.add_argument("pair", choices=[*PAIRS, PRESETS, SWEEPS])
+    parser.add_argument("pair", choices=[*PAIRS, PRESETS, SWEEPS, FRACTIONS])
     parser.add_argument("runs", type=Path, nargs="+", help="folder with ROW/seed-N; with --choices, run folders")
     parser.add_argument("--commit", help="commit of the letkd that trained the runs")
     parser.add_argument("--choices", action="store_true", help="the runs choose settings and are not counted")
@@ -180,8 +181,8 @@ def main() -> int:
     if given.choices:
         print(f"{DATA / 'choices.csv'}: {len(collect_choices(given.pair, given.runs))} runs")
         return 0
-    if given.pair == SWEEPS and len(given.runs) == 1:
-        print(f"{DATA / SWEEPS}.csv: {len(collect_sweeps(given.runs[0]))} runs")
+    if given.pair in (SWEEPS, FRACTIONS) and len(given.runs) == 1:
+        print(f"{DATA / given.pair}.csv: {len(collect_validated(given.pair, given.runs[0]))} runs")
         return 0
     if given.commit is None or len(given.runs) != 1:
         parser.error("name one folder of counted runs, and --commit")

@@ -21,6 +21,7 @@ DATA = ROOT / "docs" / "evidence"
 CHOICES = "choices"
 PRESETS = "presets"  # a comparison of presets, collected like a pair
 SWEEPS = "sweeps"  # settings of letKD-1, one at a time, on validation
+FRACTIONS = "fractions"  # labels for a part of the images, on validation
 UNFINISHED = "No counted run is finished yet."
 PAIRS = {  # in the order of the protocol
     "cifar10-rn56-rn8": "CIFAR-10, ResNet-56 → ResNet-8",
@@ -87,7 +88,7 @@ def read_runs(pair: str, folder: Path = DATA) -> list[Run]:
 
 
 def read_choices(folder: Path = DATA, name: str = CHOICES) -> list[Choice]:
-    """The runs that chose settings, or those of the sweeps; none without a file."""
+    """The runs that chose settings, or those of a study on validation; none without a file."""
     return read_csv(folder / f"{name}.csv", Choice)
 
 
@@ -108,10 +109,10 @@ def write_choices(choices: Iterable[Choice], folder: Path = DATA) -> Path:
     return write_csv(folder / f"{CHOICES}.csv", Choice, sorted(choices, key=key))
 
 
-def write_sweeps(choices: Iterable[Choice], folder: Path = DATA) -> Path:
-    """Write the runs of the sweeps, sorted by row and seed."""
-    order = list(rows_of(SWEEPS))
-    return write_csv(folder / f"{SWEEPS}.csv", Choice, sorted(choices, key=lambda run: (order.index(run.row), run.seed)))
+def write_validated(study: str, choices: Iterable[Choice], folder: Path = DATA) -> Path:
+    """Write the runs of a study on validation, sorted by row and seed."""
+    order = list(rows_of(study))
+    return write_csv(folder / f"{study}.csv", Choice, sorted(choices, key=lambda run: (order.index(run.row), run.seed)))
 
 
 def read_csv(path: Path, kind: type) -> list:

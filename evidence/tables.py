@@ -19,6 +19,7 @@ from pathlib import Path
 import unlabelled
 from study import (
     DATA,
+    FRACTIONS,
     PAIRS,
     PRESETS,
     ROOT,
@@ -55,6 +56,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does letKD-1 help KD?", "letkd-1-kd", "kd"),
     ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
 )
+LABELS = {"-1pc": "1 %", "-10pc": "10 %", "": "100 %"}  # share of labelled images, by the end of a row's name
 TIMES = (
     "n: number of seeds. Time per run: processor time of one thread, median over seeds. It does not include the teacher, which runs "
     "once on the three views for all rows and seeds and takes 4 to 7 minutes."
@@ -211,11 +213,10 @@ def sweeps_text(folder: Path = DATA) -> str:
     choices = read_choices(folder, SWEEPS)
     if not choices:
         return f"{UNFINISHED}\n"
-    groups = {row: [choice for choice in choices if choice.row == row] for row in rows_of(SWEEPS)}
-    by_seed = {row: {choice.seed: choice.val for choice in group} for row, group in groups.items() if group}
+    groups, by_seed = validated(choices)
     lines = []
     for row, title in rows_of(SWEEPS).items():
-        group = groups[row]
+        group = groups.get(row, [])
         wide = [choice.perplexity for choice in group if choice.perplexity is not None]
         cells = [title, mean_std([choice.val for choice in group]), str(len(group)), _difference(by_seed, row, "letkd-1")]
         lines.append([Cell(text) for text in [*cells, f"{statistics.mean(wide):.2f}" if wide else "–"]])
@@ -228,6 +229,32 @@ def sweeps_text(folder: Path = DATA) -> str:
     return f"{as_markdown(table)}\nRuns: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
 
 
+def fractions_text(folder: Path = DATA) -> str:
+    """Methods by the share of labelled images, on validation."""
+    choices = read_choices(folder, FRACTIONS)
+    if not choices:
+        return f"{UNFINISHED}\n"
+    groups, by_seed = validated(choices)
+    titles, lines = rows_of(FRACTIONS), []
+    for method in [row for row in titles if not row.endswith("pc")]:
+        cells = [titles[method]]
+        for end in LABELS:
+            row = method + end
+            cells += [mean_std([choice.val for choice in groups.get(row, [])]), _difference(by_seed, row, f"ce{end}")]
+        lines.append([Cell(text) for text in cells])
+    columns = ["row", *(text for label in LABELS.values() for text in (f"validation %, {label} labels", head("CE")))]
+    seeds = _range({choice.seed for choice in choices})
+    note = f"{NOTE.replace('test accuracy', 'validation accuracy')} Last epoch, seeds {seeds}."
+    table = Grid("CIFAR-10, ResNet-56 → ResNet-8: labels for a part of the images", columns, lines, [note])
+    return f"{as_markdown(table)}\nRuns: [{FRACTIONS}.csv](evidence/{FRACTIONS}.csv)\n"
+
+
+def validated(choices: Sequence[Choice]) -> tuple[dict[str, list[Choice]], dict[str, dict[int, float]]]:
+    """The runs of a study on validation, and their accuracies by seed, by row."""
+    groups = {row: [choice for choice in choices if choice.row == row] for row in dict.fromkeys(c.row for c in choices)}
+    return groups, {row: {choice.seed: choice.val for choice in group} for row, group in groups.items()}
+
+
 def parts(folder: Path = DATA) -> dict[str, str]:
     """The computed parts of the page, by the name in their markers."""
     return {
@@ -236,6 +263,7 @@ def parts(folder: Path = DATA) -> dict[str, str]:
         "without labels": unlabelled.text(folder),
         "presets": presets_text(folder),
         "sweeps": sweeps_text(folder),
+        "fractions": fractions_text(folder),
     }
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAIR = "cifar10-rn56-rn8"
 PAGE = "# A page\n\n<!-- results -->\n<!-- end of results -->\n\n<!-- choices -->\n<!-- end of choices -->\n\n"
 PAGE += "<!-- without labels -->\n<!-- end of without labels -->\n\n<!-- presets -->\n<!-- end of presets -->\n"
-PAGE += "\n<!-- sweeps -->\n<!-- end of sweeps -->\n"
+PAGE += "\n<!-- sweeps -->\n<!-- end of sweeps -->\n\n<!-- fractions -->\n<!-- end of fractions -->\n"
 TESTS = {"ce": [78.0, 79.0, 80.5], "kd": [80.0, 80.5, 82.5], "letkd-1": [81.0, 83.0]}
 
 
@@ -204,7 +204,7 @@ def test_sweeps_show_every_setting_next_to_letkd_1(scripts, tmp_path):
     for seed, (own, wider) in enumerate([(70.0, 69.0), (72.0, 70.0)], start=100):
         finished(tmp_path / f"runs/letkd-1/seed-{seed}", "letkd-1", seed, file="sweeps", last_val=own)
         finished(tmp_path / f"runs/alpha-2/seed-{seed}", "alpha-2", seed, file="sweeps", last_val=wider)
-    assert len(scripts.collect.collect_sweeps(tmp_path / "runs", tmp_path)) == 4
+    assert len(scripts.collect.collect_validated("sweeps", tmp_path / "runs", tmp_path)) == 4
     text = scripts.tables.sweeps_text(tmp_path)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert ["letKD-1", "71.00 ± 1.41", "2", "–", "2.72"] in rows
@@ -213,7 +213,20 @@ def test_sweeps_show_every_setting_next_to_letkd_1(scripts, tmp_path):
     assert ["K = 64", "–", "0", "–", "–"] in rows  # no row is dropped
     finished(tmp_path / "runs/K-64/seed-100", "letkd-1", 100, file="sweeps")
     with pytest.raises(RunError, match="is not a run of the row K-64"):
-        scripts.collect.collect_sweeps(tmp_path / "runs", tmp_path)
+        scripts.collect.collect_validated("sweeps", tmp_path / "runs", tmp_path)
+
+
+def test_fractions_show_every_method_next_to_ce_with_the_same_labels(scripts, tmp_path):
+    for seed, (all_labels, few, ce) in enumerate([(70.0, 60.0, 40.0), (72.0, 61.0, 43.0)], start=100):
+        for row, val in {"kd": all_labels, "kd-1pc": few, "ce-1pc": ce}.items():
+            finished(tmp_path / f"runs/{row}/seed-{seed}", row, seed, file="fractions", last_val=val)
+    assert len(scripts.collect.collect_validated("fractions", tmp_path / "runs", tmp_path)) == 6
+    text = scripts.tables.fractions_text(tmp_path)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    (kd,) = [row for row in rows if row[0] == "KD"]
+    assert (kd[1], kd[2][:6], kd[3:5], kd[5:]) == ("60.50 ± 0.71", "+19.00", ["–", "–"], ["71.00 ± 1.41", "–"])
+    assert ["CE", "41.50 ± 2.12", "–", "–", "–", "–", "–"] in rows
+    assert ["letKD-2", *"––––––"] in rows  # no row is dropped
 
 
 PROBED = {"last_test": None, "last_val": None, "held_out": {"kd/penultimate": 1.5}, "probe": {"knn": 70.0, "linear": 75.0}}

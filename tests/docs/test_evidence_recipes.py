@@ -90,3 +90,14 @@ def test_the_layer_without_teacher_is_letkd_1_without_its_term(pair):
     assert alone.weights == {"ce": 1.0, "kd/penultimate": 0.0}
     assert parameters(alone) == parameters(letkd1)
     assert recipe_of(pair, "layer-alone").methods == recipe_of(pair, "letkd-1").methods
+
+
+@pytest.mark.parametrize("row", [row for row in list_rows(ROOT / "evidence" / "fractions.toml") if not row.endswith("pc")])
+def test_label_fractions_have_the_settings_of_the_smallest_pair_and_equal_steps(row):
+    pair = recipe_of("cifar10-rn56-rn8", row)
+    for end, labelled, of_a_batch in (("", 45_000, 64), ("-1pc", 450, 32), ("-10pc", 4_500, 32)):
+        recipe = recipe_of("fractions", row + end)
+        assert (recipe.weights, recipe.methods, recipe.optim) == (pair.weights, pair.methods, pair.optim)
+        assert recipe.data.unlabelled_share in (None, 0.5)
+        of_a_batch = of_a_batch if recipe.data.unlabelled else 64
+        assert labelled // of_a_batch * recipe.train.epochs == pytest.approx(2_100, rel=0.005)
