@@ -132,7 +132,7 @@ def choice_of(pair: str, row: str, name: str, run: RunFolder, recipe: Recipe) ->
         pair=pair,
         run=name,
         row=row,
-        weights=", ".join(f"{name}={value:g}" for name, value in recipe.weights.items() if name != "ce" or value != 1),
+        weights=", ".join(f"{name}={_short(value)}" for name, value in recipe.weights.items() if name != "ce" or value != 1),
         lr=recipe.optim.lr,
         crop=recipe.data.crop,
         tau=_supervision(recipe, "tau"),
@@ -152,7 +152,11 @@ def _changed(one: Recipe, other: Recipe) -> list[str]:
 def _supervision(recipe: Recipe, key: str) -> str:
     """A setting of the supervision at the penultimate site; empty if there is none."""
     values = [value for path, value in leaves(recipe.methods) if path[-3:] == ("penultimate", "supervision", key)]
-    return (f"{values[0]:g}" if isinstance(values[0], int | float) else str(values[0])) if values else ""
+    return _short(values[0]) if values else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _other(recipe: Recipe, row: Recipe) -> str:

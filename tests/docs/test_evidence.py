@@ -204,7 +204,9 @@ def test_sweeps_show_every_setting_next_to_letkd_1(scripts, tmp_path):
     for seed, (own, wider) in enumerate([(70.0, 69.0), (72.0, 70.0)], start=100):
         finished(tmp_path / f"runs/letkd-1/seed-{seed}", "letkd-1", seed, file="sweeps", last_val=own)
         finished(tmp_path / f"runs/alpha-2/seed-{seed}", "alpha-2", seed, file="sweeps", last_val=wider)
-    assert len(scripts.collect.collect_validated("sweeps", tmp_path / "runs", tmp_path)) == 4
+    finished(tmp_path / "runs/lambda-auto/seed-100", "lambda-auto", 100, file="sweeps")
+    *_, auto = lines = scripts.collect.collect_validated("sweeps", tmp_path / "runs", tmp_path)
+    assert (len(lines), auto.weights) == (5, "kd/penultimate=auto")
     text = scripts.tables.sweeps_text(tmp_path)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert ["letKD-1", "71.00 ± 1.41", "2", "–", "2.72"] in rows
