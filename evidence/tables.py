@@ -222,7 +222,7 @@ def sweeps_text(folder: Path = DATA) -> str:
         lines.append([Cell(text) for text in [*cells, f"{statistics.mean(wide):.2f}" if wide else "–"]])
     note = (
         f"{NOTE.replace('test accuracy', 'validation accuracy')} letKD-1 has α = 1, λ = 4, K = 512 and τ from the data; each row "
-        "changes one of them. Perplexity: effective number of labels per pixel."
+        "changes one setting. Perplexity: effective number of labels per pixel."
     )
     columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "perplexity"]
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-8: settings of letKD-1", columns, lines, [note])
