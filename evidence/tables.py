@@ -200,9 +200,11 @@ def presets_text(folder: Path = DATA) -> str:
     for row, title in rows_of(PRESETS).items():
         group = found.get(row, [])
         cells = [title, mean_std([run.test for run in group]), str(len(group))]
-        cells += [_difference(by_seed, row, row.removesuffix("-fast") + "-paper"), str(group[0].epochs) if group else "–"]
+        cells += [_difference(by_seed, row, other) for other in (f"{row.removesuffix('-fast')}-paper", f"ce-{row.rpartition('-')[2]}")]
+        cells += [str(group[0].epochs) if group else "–"]
         lines.append([Cell(text) for text in [*cells, f"{minutes(group):.1f} min" if group else "–"]])
-    columns = ["row", "test %, last epoch", "n", head("the paper's schedule"), "epochs", "time per run"]
+    references = head("the paper's schedule"), head("the student alone")
+    columns = ["row", "test %, last epoch", "n", *references, "epochs", "time per run"]
     times = "Time per run: processor time of one thread with the teacher and all offline parts, median over seeds."
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-20: presets", columns, lines, [NOTE, times])
     return f"{as_markdown(table)}\nRuns: [{PRESETS}.csv](evidence/{PRESETS}.csv)\n"
