@@ -52,6 +52,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does the layer help without a teacher?", "layer-alone", "ce"),
     ("Does the teacher help the layer?", "letkd-1", "layer-alone"),
     ("Does the second layer help?", "letkd-2", "letkd-1"),
+    ("Is it ahead of KD with a higher T?", "letkd-1", "kd-16"),
     ("Does KD help letKD-1?", "letkd-1-kd", "letkd-1"),
     ("Does letKD-1 help KD?", "letkd-1-kd", "kd"),
     ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
@@ -109,6 +110,7 @@ def questions_table(pair: str, runs: Sequence[Run]) -> Grid:
     lines = [
         [Cell(question), Cell(f"{titles[row]} − {titles[other]}"), Cell(_difference(by_seed, row, other))]
         for question, row, other in QUESTIONS
+        if {row, other} <= titles.keys()
     ]
     return Grid(f"{PAIRS[pair]}: questions", ["question", "rows", "Δ test %"], lines)
 
