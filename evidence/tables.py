@@ -56,6 +56,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does KD help letKD-1?", "letkd-1-kd", "letkd-1"),
     ("Does letKD-1 help KD?", "letkd-1-kd", "kd"),
     ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
+    ("Are both more than longer training?", "letkd-2-kd", "ce-longer"),
 )
 LABELS = {"-1pc": "1 %", "-10pc": "10 %", "": "100 %"}  # share of labelled images, by the end of a row's name
 TIMES = (
