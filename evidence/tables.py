@@ -203,7 +203,9 @@ def presets_text(folder: Path = DATA) -> str:
     for row, title in rows_of(PRESETS).items():
         group = found.get(row, [])
         cells = [title, mean_std([run.test for run in group]), str(len(group))]
-        cells += [_difference(by_seed, row, other) for other in (f"{row.removesuffix('-fast')}-paper", f"ce-{row.rpartition('-')[2]}")]
+        cells += [
+            _difference(by_seed, row, other) for other in (f"{row.removesuffix('-fast')}-paper", f"ce-{row.rpartition('-')[2]}")
+        ]
         cells += [str(group[0].epochs) if group else "–"]
         lines.append([Cell(text) for text in [*cells, f"{minutes(group):.1f} min" if group else "–"]])
     references = head("the paper's schedule"), head("the student alone")
