@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import unlabelled
 from study import (
@@ -40,6 +41,7 @@ from letkd.report.paired import NOTE, head, paired_difference
 from letkd.runs.grid import Cell, Grid, as_markdown
 from letkd.runs.results import mean_std
 
+R = TypeVar("R", Run, Choice)
 PAGE = ROOT / "docs" / "evidence.md"
 README = ROOT / "README.md"
 REFERENCES = ("ce", "kd")
@@ -75,17 +77,18 @@ class Point:
     half: float | None
 
 
-def by_row(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_row(runs: Sequence[R]) -> dict[str, list[R]]:
     return {row: [run for run in runs if run.row == row] for row in dict.fromkeys(run.row for run in runs)}
 
 
-def tests_by_seed(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    return {row: {run.seed: run.test for run in group} for row, group in by_row(runs).items()}
+def accuracies(runs: Sequence[Run] | Sequence[Choice], split: str = "test") -> dict[str, dict[int, float]]:
+    """Of the last epoch on a split ("test" or "val"), by row and seed."""
+    return {row: {run.seed: getattr(run, split) for run in group} for row, group in by_row(runs).items()}
 
 
 def results_table(pair: str, runs: Sequence[Run], rows: Sequence[str] = (), *, references: Sequence[str] = REFERENCES) -> Grid:
     """The named rows of the pair (default: all), also those without a finished run, with their differences to the references."""
-    found, titles, by_seed = by_row(runs), rows_of(pair), tests_by_seed(runs)
+    found, titles, by_seed = by_row(runs), rows_of(pair), accuracies(runs)
     means = {row: statistics.mean(tests.values()) for row, tests in by_seed.items()}
     best = max(means.values(), default=None)
     lines = []
@@ -107,7 +110,7 @@ def results_table(pair: str, runs: Sequence[Run], rows: Sequence[str] = (), *, r
 
 def questions_table(pair: str, runs: Sequence[Run]) -> Grid:
     """The differences that the controls are for."""
-    by_seed, titles = tests_by_seed(runs), rows_of(pair)
+    by_seed, titles = accuracies(runs), rows_of(pair)
     lines = [
         [Cell(question), Cell(f"{titles[row]} − {titles[other]}"), Cell(_difference(by_seed, row, other))]
         for question, row, other in QUESTIONS
@@ -199,7 +202,7 @@ def presets_text(folder: Path = DATA) -> str:
     runs = read_runs(PRESETS, folder)
     if not runs:
         return f"{UNFINISHED}\n"
-    found, by_seed, lines = by_row(runs), tests_by_seed(runs), []
+    found, by_seed, lines = by_row(runs), accuracies(runs), []
     for row, title in rows_of(PRESETS).items():
         group = found.get(row, [])
         cells = [title, mean_std([run.test for run in group]), str(len(group))]
@@ -220,7 +223,7 @@ def sweeps_text(folder: Path = DATA) -> str:
     choices = read_choices(folder, SWEEPS)
     if not choices:
         return f"{UNFINISHED}\n"
-    groups, by_seed = validated(choices)
+    groups, by_seed = by_row(choices), accuracies(choices, "val")
     lines = []
     for row, title in rows_of(SWEEPS).items():
         group = groups.get(row, [])
@@ -241,7 +244,7 @@ def fractions_text(folder: Path = DATA) -> str:
     choices = read_choices(folder, FRACTIONS)
     if not choices:
         return f"{UNFINISHED}\n"
-    groups, by_seed = validated(choices)
+    groups, by_seed = by_row(choices), accuracies(choices, "val")
     titles, lines = rows_of(FRACTIONS), []
     for method in [row for row in titles if not row.endswith("pc")]:
         cells = [titles[method]]
@@ -254,12 +257,6 @@ def fractions_text(folder: Path = DATA) -> str:
     note = f"{NOTE.replace('test accuracy', 'validation accuracy')} Last epoch, seeds {seeds}."
     table = Grid("CIFAR-10, ResNet-56 → ResNet-8: labels for a part of the images", columns, lines, [note])
     return f"{as_markdown(table)}\nRuns: [{FRACTIONS}.csv](evidence/{FRACTIONS}.csv)\n"
-
-
-def validated(choices: Sequence[Choice]) -> tuple[dict[str, list[Choice]], dict[str, dict[int, float]]]:
-    """The runs of a study on validation, and their accuracies by seed, by row."""
-    groups = {row: [choice for choice in choices if choice.row == row] for row in dict.fromkeys(c.row for c in choices)}
-    return groups, {row: {choice.seed: choice.val for choice in group} for row, group in groups.items()}
 
 
 def parts(folder: Path = DATA) -> dict[str, str]:
