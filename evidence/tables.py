@@ -54,11 +54,11 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does the layer help without a teacher?", "layer-alone", "ce"),
     ("Does the teacher help the layer?", "letkd-1", "layer-alone"),
     ("Does the second layer help?", "letkd-2", "letkd-1"),
-    ("Is it ahead of KD with a higher T?", "letkd-1", "kd-16"),
+    ("Is letKD-1 ahead of KD with a higher T?", "letkd-1", "kd-16"),
     ("Does KD help letKD-1?", "letkd-1-kd", "letkd-1"),
     ("Does letKD-1 help KD?", "letkd-1-kd", "kd"),
     ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
-    ("Are both more than longer training?", "letkd-2-kd", "ce-longer"),
+    ("Are letKD-2 and KD more than longer training?", "letkd-2-kd", "ce-longer"),
 )
 LABELS = {"-1pc": "1 %", "-10pc": "10 %", "": "100 %"}  # share of labelled images, by the end of a row's name
 TIMES = (
