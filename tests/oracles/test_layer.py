@@ -89,6 +89,15 @@ def test_kd_layer_is_figure_2(mode, options):
         )
 
 
+@pytest.mark.parametrize(("beta", "share"), [(0.0, 0.5), (-1.0, 0.1587), (-2.0, 0.0228)])
+def test_beta_decides_how_many_templates_a_pixel_matches(beta, share):
+    """With γ = 1 a template matches if its whitened score is above −β; the scores of random pixels are normal."""
+    torch.manual_seed(0)
+    layer = KDLayer(64, 128, beta=beta)
+    p = layer.bn(layer.omega(torch.randn(8, 64, 16, 16))).relu()
+    assert float((p > 0).float().mean()) == pytest.approx(share, rel=0.05)
+
+
 def test_kd_layer_gradients_are_those_of_its_formula():
     layer, x = a_layer(K=3), a_map(b=1).requires_grad_()
     layer.bn.weight.data.abs_()

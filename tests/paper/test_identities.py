@@ -247,7 +247,13 @@ def test_defaults_are_the_papers():
     assert isinstance(inter.supervision, SubclassSupervision)
     assert (inter.supervision.K, inter.supervision.r, inter.supervision.smoothing) == (8, 60, 0.0)
     for site in (penult, inter):
-        assert (site.alpha, site.scale_omega, site.scale_nu, site.normalize_value_input) == (1.0, 3.0, 1.0, True)
+        assert (site.alpha, site.scale_omega, site.scale_nu, site.beta, site.normalize_value_input) == (
+            1.0,
+            3.0,
+            1.0,
+            0.0,
+            True,
+        )
     inter.supervision.bind("intermediate", d=64, C=100)
     assert inter.supervision.num_labels() == 800
     assert KD().T == 4.0

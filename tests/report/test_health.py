@@ -13,7 +13,7 @@ from letkd.methods import KD, LetKD, Site, letkd1, letkd2, quest
 from letkd.supervision import KMeansSupervision
 from tests.support.pair import a_distiller, a_stream, same_state
 
-LAYER = {"templates", "used", "dead", "discarded", "added", "scale_omega", "scale_nu"} | {
+LAYER = {"templates", "used", "matches", "dead", "discarded", "added", "scale_omega", "scale_nu"} | {
     "entropy_S",
     "entropy_T",
     "perplexity_T",
@@ -42,7 +42,19 @@ def test_values_by_loops_over_pixels(distiller):
     other.remove()
     (x, x_hat), f_T = seen[0], features[0]
     p_T = distiller.fittings()["penultimate"].part.p_T(f_T, batch.y)
-    used, alive, discarded, agree, H_S, H_T, labels, n, added, length = set(), set(), 0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0.0
+    used, alive, matches, discarded, agree, H_S, H_T, labels, n, added, length = (
+        set(),
+        set(),
+        0,
+        0,
+        0,
+        0.0,
+        0.0,
+        0.0,
+        0,
+        0.0,
+        0.0,
+    )
     omega = (F.normalize(layer.omega.weight.flatten(1), dim=1) * layer.omega.scale).detach()
     bn = layer.bn
     for b in range(x.shape[0]):
@@ -54,6 +66,7 @@ def test_values_by_loops_over_pixels(distiller):
                 p_S = a.softmax(0)
                 used.add(int(a.argmax()))
                 alive |= set(p.nonzero().flatten().tolist())
+                matches += int((p > 0).sum())
                 discarded += int(p.sum() == 0)
                 agree += int(p_T[b, :, i, j].argmax() == a.argmax())
                 H_S -= float((p_S * p_S.log()).sum())
@@ -65,6 +78,7 @@ def test_values_by_loops_over_pixels(distiller):
                 n += 1
     assert values["templates"] == 6
     assert values["used"] == len(used)
+    assert values["matches"] == pytest.approx(matches / n)
     assert values["dead"] == 6 - len(alive) >= 2
     assert values["discarded"] == pytest.approx(discarded / n)
     assert values["agreement"] == pytest.approx(agree / n)
@@ -78,7 +92,7 @@ def test_values_by_loops_over_pixels(distiller):
 def test_a_student_that_discards_everything_shows_it(distiller):
     distiller.student.last.kd_penultimate.bn.bias.data.fill_(-100.0)
     values = health(distiller, a_stream()[0])["penultimate"]
-    assert (values["dead"], values["discarded"], values["added"]) == (6, 1, 0)
+    assert (values["matches"], values["dead"], values["discarded"], values["added"]) == (0, 6, 1, 0)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -111,7 +125,7 @@ def test_the_sites_of_each_method():
     found = health(a_distiller(letkd2(6, 2)).fit(a_stream()), batch)
     assert {role: set(values) for role, values in found.items()} == {"intermediate": LAYER, "penultimate": LAYER}
     assert found["intermediate"]["templates"] == 6
-    kept = {"dead", "discarded", "added", "scale_nu"}
+    kept = {"matches", "dead", "discarded", "added", "scale_nu"}
     assert set(health(a_distiller(quest(6)).fit(a_stream()), batch)["penultimate"]) == LAYER - kept
     assert set(health(a_distiller(letkd1(6, alpha=0.0)).fit(a_stream()), batch)["penultimate"]) == LAYER - kept
     unfitted = a_distiller(LetKD([Site("penultimate", KMeansSupervision(6))]), weights={"kd/penultimate": 0.0})

@@ -22,6 +22,7 @@ def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:
 
     For a KD layer with α > 0:
 
+    matches: templates with p > 0 per pixel, mean over pixels.
     dead: templates with p = 0 at every pixel.
     discarded: share of pixels with p = 0 for every template, so that x̂ = x.
     added: Σ_i α‖x'_i‖ / Σ_i ‖x_i‖.
@@ -52,6 +53,7 @@ def _values(view: SiteView) -> dict[str, float]:
         if part.layer is not None and part.uses_knowledge:
             p = part.p(a)
             alive |= (p > 0).any(dim=3).any(dim=2).any(dim=0)
+            found["matches"] = (p > 0).sum()
             x_prime = part.layer.alpha * part.layer.nu(p)
             found |= {"discarded": (p == 0).all(dim=1).sum(), "x_prime": _length(x_prime), "x": _length(part.x)}
         for name, value in found.items():
@@ -59,7 +61,8 @@ def _values(view: SiteView) -> dict[str, float]:
     values = {"templates": float(K), "used": float(best.sum()), "scale_omega": float(view.omega.scale)}
     values |= {name: sums[name] / pixels for name in PER_PIXEL if name in sums}
     if view.layer is not None and view.uses_knowledge:
-        values |= {"dead": float(K - alive.sum()), "discarded": sums["discarded"] / pixels}
+        values |= {"matches": sums["matches"] / pixels, "dead": float(K - alive.sum())}
+        values |= {"discarded": sums["discarded"] / pixels}
         values |= {"added": sums["x_prime"] / max(sums["x"], 1e-12), "scale_nu": float(view.layer.nu.scale)}
     return values
 

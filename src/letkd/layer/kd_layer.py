@@ -92,6 +92,8 @@ class KDLayer(nn.Module):
         alpha: α of (4.1), a constant. The paper uses 1, and 0.1 to 0.5 for RN50-MNV2. At 0 the output is x itself.
         scale_omega: initial value of the learnable scale of ω. The authors use 3.0.
         scale_nu: initial value of the learnable scale of ν. The authors use 1.0.
+        beta: initial value of BN's shift β of (A.4), the threshold of a match. With 0, as in PyTorch and the authors' code, a pixel
+            matches about half of all templates; with −2 one in forty.
         normalize_value_input: whether p is scaled to unit length before ν. The authors' code does so; the paper's text mentions
             only the kernels. With False, x̂ depends on the strength of the match (docs/deviations.md, D3 and D4).
 
@@ -115,12 +117,14 @@ class KDLayer(nn.Module):
         alpha: float = 1.0,
         scale_omega: float = 3.0,
         scale_nu: float = 1.0,
+        beta: float = 0.0,
         normalize_value_input: bool = True,
     ):
         super().__init__()
         self.alpha, self.fused = float(alpha), False
         self.omega = CosineConv1x1(d, K, scale=scale_omega)
         self.bn = nn.BatchNorm2d(K)
+        nn.init.constant_(self.bn.bias, beta)
         self.nu = CosineConv1x1(K, d, scale=scale_nu, normalize_input=normalize_value_input)
         self.log_Z = nn.Identity()  # only for taps; no weights
 

@@ -20,6 +20,7 @@ class Site:
         alpha: α of the KD layer (not used by QUEST). Paper: 1, for RN50-MNV2 less.
         scale_omega: initial value of the templates' scale. The authors use 3.0.
         scale_nu: initial value of the semantic vectors' scale. The authors use 1.0.
+        beta: initial value of the threshold of a match; see `KDLayer`. The authors use 0.
         normalize_value_input: see `KDLayer`.
         match: how the teacher's map is brought to the student's grid. Integer ratios are average-pooled, as in the paper. Other
             ratios are an error with `pool`; with `resize` the map is resized, by area if it shrinks and bilinearly if it grows.
@@ -35,6 +36,7 @@ class Site:
     alpha: Number = 1.0
     scale_omega: Number = 3.0
     scale_nu: Number = 1.0
+    beta: Number = 0.0
     normalize_value_input: bool = True
     match: str = "resize"
 
@@ -58,6 +60,7 @@ class Site:
             alpha=self.alpha,
             scale_omega=self.scale_omega,
             scale_nu=self.scale_nu,
+            beta=self.beta,
             normalize_value_input=self.normalize_value_input,
         )
 

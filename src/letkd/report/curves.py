@@ -15,6 +15,7 @@ NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "ema_val_top1", "seconds",
 # Labels of the values of `letkd.inspect.health.health`. Shares are shown in per cent.
 HEALTH = {
     "used": "templates used",
+    "matches": "templates that a pixel matches",
     "dead": "dead templates",
     "discarded": "pixels that discard all, %",
     "added": "α‖x'‖ / ‖x‖",
@@ -26,7 +27,7 @@ HEALTH = {
     "scale_nu": "scale of ν",
 }
 SHARES = {"discarded", "agreement"}
-DIGITS = {"used": 1, "dead": 1}
+DIGITS = {"used": 1, "matches": 1, "dead": 1}
 
 LARGEST = 1e30
 Value = Callable[[dict[str, Any]], float | None]

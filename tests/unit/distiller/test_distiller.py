@@ -131,10 +131,8 @@ def test_building_does_not_train_or_run_bn_of_the_student():
 
 
 def test_layers_stand_behind_their_taps_with_the_sites_settings():
-    sites = [
-        Site("intermediate", SubclassSupervision(2), alpha=0.2, scale_omega=2.0, scale_nu=0.5, normalize_value_input=False),
-        Site("penultimate", KMeansSupervision(6)),
-    ]
+    settings = {"alpha": 0.2, "scale_omega": 2.0, "scale_nu": 0.5, "beta": -2.0, "normalize_value_input": False}
+    sites = [Site("intermediate", SubclassSupervision(2), **settings), Site("penultimate", KMeansSupervision(6))]
     student = a_distiller(LetKD(sites)).student
     inter, penult = student.last[0].kd_intermediate, student.last.kd_penultimate
     for layer, K in ((inter, 6), (penult, 6)):
@@ -143,6 +141,7 @@ def test_layers_stand_behind_their_taps_with_the_sites_settings():
         assert tuple(layer.nu.weight.shape) == (10, K, 1, 1)
     assert (inter.alpha, inter.omega.scale.item(), inter.nu.scale.item(), inter.nu.normalize_input) == (0.2, 2.0, 0.5, False)
     assert (penult.alpha, penult.omega.scale.item(), penult.nu.scale.item(), penult.nu.normalize_input) == (1.0, 3.0, 1.0, True)
+    assert (inter.bn.bias.tolist(), penult.bn.bias.tolist()) == ([-2.0] * 6, [0.0] * 6)
 
 
 def test_quest_adds_a_predictor_beside_the_student_and_nothing_inside():
