@@ -15,16 +15,15 @@ from torch import Tensor, nn
 from letkd.batch import UNLABELLED, Batch, channels_of, check_labels, example_for
 from letkd.distiller.finite import all_finite, where_non_finite
 from letkd.distiller.lessons import combined_lessons
-from letkd.distiller.offline import fit_parts
+from letkd.distiller.offline import fit_in_folder, fit_parts
 from letkd.distiller.step import Step
 from letkd.distiller.task import Criterion, Task, class_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
 from letkd.distiller.weights import AutoWeights, Weight, check_weights
-from letkd.distributed.processes import objects_of_all, rank
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
 from letkd.progress import track
-from letkd.supervision.artefacts import Origin, load_fitted, save_fitted
+from letkd.supervision.artefacts import Origin
 from letkd.supervision.labels import Labels
 from letkd.taps import Tap, Taps, as_logits, check_model, run_once
 from letkd.taps.outputs import logits_in
@@ -332,7 +331,8 @@ class Distiller(nn.Module):
         Args:
             loader: yields the same kinds of batches as for `forward`.
             folder: for fitted supervisions. If a file's fingerprint (teacher weights, tap, data, settings) matches, it is loaded
-                instead of fitted; otherwise it is refitted, and a message says what changed.
+                instead of fitted; otherwise it is refitted, and a message says what changed. Runs that share the folder and start
+                together fit once: the others wait.
             data: a name for the data, part of the fingerprint; required with `folder`.
             force: fit even if a matching file exists.
             terms: fit only what these loss terms need; default: all terms.
@@ -346,19 +346,15 @@ class Distiller(nn.Module):
             raise LetkdError(
                 "fit(folder=…) needs a name for the data, which is stored in the fitted files; pass data='name or hash'"
             )
-        origins = {site: self._origin(fitting, data) for site, fitting in unfitted.items()} if folder is not None else {}
-        if folder is not None and not force:
-            for site, fitting in list(unfitted.items()):
-                if all(objects_of_all(load_fitted(fitting.part, Path(folder), site, origins[site]))):
-                    del unfitted[site]
-        if unfitted:
+        if folder is not None:
+            origins = {site: self._origin(fitting, data) for site, fitting in unfitted.items()}
+            fit_in_folder(unfitted, Path(folder), origins, partial(self._fit, loader=loader), force=force)
+        elif unfitted:
             self._fit(unfitted, loader)
-            for site in unfitted if folder is not None and rank() == 0 else ():
-                save_fitted(unfitted[site].part, Path(folder or ""), site, origins[site])
         return self
 
     @torch.no_grad()
-    def _fit(self, unfitted: dict[str, Fitting], loader: Iterable) -> None:
+    def _fit(self, unfitted: Mapping[str, Fitting], loader: Iterable) -> None:
         device = _device(self._frozen[0])
         items = track(loader, f"fitting {', '.join(unfitted)}")
         batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)

@@ -1,15 +1,56 @@
 """The offline parts of methods, fitted in one pass of the teacher."""
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from letkd.batch import UNLABELLED, Batch, check_labels
+from letkd.distributed.processes import from_first, objects_of_all, rank
 from letkd.errors import DataError
 from letkd.methods.base import Fitting
 from letkd.progress import bar, say
+from letkd.supervision.artefacts import Origin, alone, load_fitted, path_of, save_fitted
 from letkd.supervision.shared import finish_of_all
+
+
+def fit_in_folder(
+    fittings: Mapping[str, Fitting],
+    folder: Path,
+    origins: Mapping[str, Origin],
+    fit: Callable[[Mapping[str, Fitting]], None],
+    *,
+    force: bool,
+) -> None:
+    """Load the parts that the folder has, by site; fit and save the others. If another run is fitting them, wait for it.
+
+    Args:
+        origins: what each part depends on.
+        fit: fits the given parts.
+        force: fit all parts.
+    """
+    if not force:
+        fittings = _without_loaded(fittings, folder, origins)
+    if not fittings:
+        return
+    paths = {site: path_of(fitting.part, folder, site, origins[site]) for site, fitting in fittings.items()}
+    with alone(paths.values()):
+        if not force and from_first(any(path.exists() for path in paths.values())):  # another run was faster
+            fittings = _without_loaded(fittings, folder, origins)
+        if fittings:
+            fit(fittings)
+        for site, fitting in fittings.items() if rank() == 0 else ():
+            save_fitted(fitting.part, folder, site, origins[site])
+
+
+def _without_loaded(fittings: Mapping[str, Fitting], folder: Path, origins: Mapping[str, Origin]) -> dict[str, Fitting]:
+    """The parts that some process could not load."""
+    return {
+        site: fitting
+        for site, fitting in fittings.items()
+        if not all(objects_of_all(load_fitted(fitting.part, folder, site, origins[site])))
+    }
 
 
 def fit_parts(

@@ -7,18 +7,24 @@ import glob
 import hashlib
 import json
 import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from letkd.files import write_whole
+from letkd.distributed.processes import rank, wait_for_all
+from letkd.errors import InUseError, RunError
+from letkd.files import hold, write_whole
 from letkd.progress import say
 from letkd.supervision.fitted import Fitted
 from letkd.tensors import as_safetensors, checksum, fingerprint
 
 FORMAT = "letkd-supervision-1"
+WAIT_SECONDS = 0.2  # between checks whether another run has finished its fit
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,35 @@ def path_of(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
 def _stem(part: Fitted, site: str) -> str:
     name = re.sub(r"[^\w.-]", "-", site)
     return f"{name}.{part.kind}"
+
+
+@contextmanager
+def alone(paths: Iterable[Path]) -> Iterator[None]:
+    """Until the block ends, other runs that want to write these files wait; if another run is writing them, wait for it first."""
+    with ExitStack() as held:
+        for path in sorted(paths) if rank() == 0 else ():
+            _wait_and_hold(path, held)
+        wait_for_all()
+        yield
+
+
+def _wait_and_hold(path: Path, held: ExitStack) -> None:
+    lock, waited = path.with_name(f".{path.name}.lock"), False
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{lock.parent} cannot be created: {error.strerror}; choose another folder") from None
+    while True:
+        try:
+            held.enter_context(hold(lock))
+        except InUseError:
+            if not waited:
+                say(f"{path}: another run is fitting it; waiting")
+            waited = True
+            time.sleep(WAIT_SECONDS)
+        else:
+            held.callback(lock.unlink, missing_ok=True)  # before the lock is released: whoever gets it next finds the file
+            return
 
 
 def save_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:

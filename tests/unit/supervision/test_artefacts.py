@@ -2,6 +2,8 @@
 
 import os
 import re
+import threading
+import time
 
 import pytest
 import torch
@@ -256,3 +258,42 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_scrap(stored, monkeypatch
         save_fitted(supervision, path.parent, "here", ORIGIN)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before
+
+
+def test_runs_that_start_together_fit_once(tmp_path, said):
+    """The second run starts while the first is fitting; it waits, and loads what the first has saved."""
+    first, second = distiller_for(), distiller_for()
+    began = threading.Event()
+
+    def slowly():
+        for batch in a_stream():
+            began.set()
+            time.sleep(0.5)
+            yield batch
+
+    thread = threading.Thread(target=lambda: first.fit(slowly(), folder=tmp_path, data="the stream"))
+    thread.start()
+    began.wait()
+    runs_of_the_teacher = fit(second, tmp_path)
+    thread.join()
+    assert runs_of_the_teacher == 0
+    assert same_state(fitted_state(first), fitted_state(second))
+    assert "another run is fitting it; waiting" in said()
+    assert set(stems(tmp_path)) == STEMS  # no lock is left
+
+
+def test_a_failed_fit_lets_the_next_run_fit(tmp_path):
+    def broken():
+        yield a_stream()[0]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        distiller_for().fit(broken(), folder=tmp_path, data="the stream")
+    assert fit(distiller_for(), tmp_path) > 0
+    assert set(stems(tmp_path)) == STEMS
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"file/fits cannot be created: .*; choose another folder"):
+        fit(distiller_for(), tmp_path / "file" / "fits")
