@@ -1,6 +1,7 @@
 """Health of the KD layers: which templates are used, how much knowledge the student keeps, how far p_S is from p_T."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from letkd.batch import Batch
@@ -22,7 +23,8 @@ def health(distiller: Distiller, batch: Batch) -> dict[str, dict[str, float]]:
 
     For a KD layer with α > 0:
 
-    matches: templates with p > 0 per pixel, mean over pixels.
+    matches: effective number of templates per pixel, mean over pixels of exp(entropy of p / Σ_k p_k); at most K, and 0
+        at pixels that match none.
     dead: templates with p = 0 at every pixel.
     discarded: share of pixels with p = 0 for every template, so that x̂ = x.
     added: Σ_i α‖x'_i‖ / Σ_i ‖x_i‖.
@@ -53,7 +55,8 @@ def _values(view: SiteView) -> dict[str, float]:
         if part.layer is not None and part.uses_knowledge:
             p = part.p(a)
             alive |= (p > 0).any(dim=3).any(dim=2).any(dim=0)
-            found["matches"] = (p > 0).sum()
+            share = F.normalize(p.float(), p=1, dim=1)
+            found["matches"] = (-torch.xlogy(share, share).sum(dim=1)).exp()[p.any(dim=1)].sum()
             x_prime = part.layer.alpha * part.layer.nu(p)
             found |= {"discarded": (p == 0).all(dim=1).sum(), "x_prime": _length(x_prime), "x": _length(part.x)}
         for name, value in found.items():

@@ -15,7 +15,7 @@ NOT_TERMS = {"epoch", "lr", "train_top1", "val_top1", "ema_val_top1", "seconds",
 # Labels of the values of `letkd.inspect.health.health`. Shares are shown in per cent.
 HEALTH = {
     "used": "templates used",
-    "matches": "templates that a pixel matches",
+    "matches": "templates per pixel in p (perplexity)",
     "dead": "dead templates",
     "discarded": "pixels that discard all, %",
     "added": "α‖x'‖ / ‖x‖",
