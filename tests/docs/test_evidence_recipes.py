@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAIRS = {"cifar10-rn56-rn8": 10, "cifar10-rn56-rn20": 10, "cifar100-rn32-rn8": 100}  # classes
 ROWS = [
     *("ce", "ce-longer", "ce-larger", "layer-alone", "kd", "dkd", "kd-ls", "crd", "quest"),
-    *("letkd-1", "letkd-2", "letkd-1-kd", "letkd-2-kd"),
+    *("letkd-1", "letkd-1-sharp", "sharp-alone", "letkd-2", "letkd-1-kd", "letkd-2-kd"),
 ]
 ADDED = {"cifar10-rn56-rn8": {"kd": ["kd-equal", "kd-16"]}}  # rows added to a pair, by the row that they follow
 CE = {"kd": 0.1}  # weight of the cross-entropy; 1 in the other rows
@@ -85,11 +85,23 @@ def test_the_larger_student_has_the_parameters_of_student_and_layer(pair):
 
 
 @pairs
-def test_the_layer_without_teacher_is_letkd_1_without_its_term(pair):
-    alone, letkd1 = distiller_of(pair, "layer-alone"), distiller_of(pair, "letkd-1")
+@pytest.mark.parametrize(("row", "whole"), [("layer-alone", "letkd-1"), ("sharp-alone", "letkd-1-sharp")])
+def test_a_layer_without_teacher_is_its_method_without_its_term(pair, row, whole):
+    alone, letkd1 = distiller_of(pair, row), distiller_of(pair, whole)
     assert alone.weights == {"ce": 1.0, "kd/penultimate": 0.0}
     assert parameters(alone) == parameters(letkd1)
-    assert recipe_of(pair, "layer-alone").methods == recipe_of(pair, "letkd-1").methods
+    assert recipe_of(pair, row).methods == recipe_of(pair, whole).methods
+
+
+@pairs
+def test_the_sharp_layer_differs_from_letkd_1_only_in_its_start(pair):
+    sharp, letkd1 = (
+        dict(recipe_of(pair, row).methods["letkd"]["sites"]["penultimate"]) for row in ("letkd-1-sharp", "letkd-1")
+    )
+    start = {key: sharp.pop(key) for key in set(sharp) - set(letkd1)}
+    assert sharp == letkd1
+    assert start == {"beta": -2.0, "scale_nu": "auto"}
+    assert recipe_of(pair, "letkd-1-sharp").weights == recipe_of(pair, "letkd-1").weights
 
 
 @pytest.mark.parametrize("row", [row for row in list_rows(ROOT / "evidence" / "fractions.toml") if not row.endswith("pc")])

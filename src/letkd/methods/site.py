@@ -1,7 +1,7 @@
 """Sites: where the teacher supervises the student."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from letkd.errors import RecipeError
 from letkd.layer import KDLayer
@@ -19,8 +19,9 @@ class Site:
         supervision: computes p_T.
         alpha: α of the KD layer (not used by QUEST). Paper: 1, for RN50-MNV2 less.
         scale_omega: initial value of the templates' scale. The authors use 3.0.
-        scale_nu: initial value of the semantic vectors' scale. The authors use 1.0.
-        beta: initial value of the threshold of a match; see `KDLayer`. The authors use 0.
+        scale_nu: initial value of the semantic vectors' scale. The authors use 1.0. `"auto"` is 0.44 √K: x' then has the same size
+            for every K, 0.44 per channel if the vectors are random.
+        beta: initial value of BN's shift, the threshold of a match; see `KDLayer`. The authors use 0.
         normalize_value_input: see `KDLayer`.
         match: how the teacher's map is brought to the student's grid. Integer ratios are average-pooled, as in the paper. Other
             ratios are an error with `pool`; with `resize` the map is resized, by area if it shrinks and bilinearly if it grows.
@@ -35,7 +36,7 @@ class Site:
     supervision: Supervision
     alpha: Number = 1.0
     scale_omega: Number = 3.0
-    scale_nu: Number = 1.0
+    scale_nu: Number | Literal["auto"] = 1.0
     beta: Number = 0.0
     normalize_value_input: bool = True
     match: str = "resize"
@@ -59,7 +60,7 @@ class Site:
             K,
             alpha=self.alpha,
             scale_omega=self.scale_omega,
-            scale_nu=self.scale_nu,
+            scale_nu=0.44 * K**0.5 if self.scale_nu == "auto" else self.scale_nu,
             beta=self.beta,
             normalize_value_input=self.normalize_value_input,
         )

@@ -28,7 +28,7 @@ PAPER = (
     "letkd-1",
     "letkd-2",
 )
-# Methods that the paper does not compare with, also combined with letKD.
+# Methods that the paper does not compare with, also combined with letKD, and letKD with another start of its layer.
 MODERN = (
     "kd-ls",
     "dkd-ls",
@@ -42,6 +42,8 @@ MODERN = (
     "letkd-2-kd-ls",
     "letkd-1-dist",
     "letkd-2-dist",
+    "letkd-1-sharp",
+    "letkd-2-sharp",
 )
 ABLATIONS = (
     "quest-3x3",
