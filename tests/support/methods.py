@@ -52,6 +52,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         [Site("intermediate", KMeansSupervision(5, 0.1)), Site("penultimate", KMeansSupervision(6))],
     ),
     "letkd-1": lambda: letkd1(6),
+    "letkd-1, sharp": lambda: letkd1(6, sharp=True),
     "letkd-1(2)": lambda: LetKD(
         [Site("intermediate", KMeansSupervision(5, 0.1)), Site("penultimate", KMeansSupervision(6))],
     ),

@@ -9,7 +9,7 @@ from letkd.functional import pixel_kl
 from letkd.layer import KDLayer
 from letkd.methods.base import Side, View
 from letkd.methods.per_pixel import PerPixelMethod, Scores
-from letkd.methods.site import Site, module_name
+from letkd.methods.site import SHARP, Site, module_name
 from letkd.supervision import KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap
 
@@ -67,19 +67,22 @@ class LetKD(PerPixelMethod):
         return student
 
 
-def letkd1(K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.0, alpha: float = 1.0) -> LetKD:
+def letkd1(
+    K: int | Literal["auto"] = 4096, *, tau: float | Literal["auto"] = 1.0, alpha: float = 1.0, sharp: bool = False
+) -> LetKD:
     """letKD-1: one KD layer at the penultimate map, labels by K-means (Alg. 1 and 3).
 
     Args:
         K: number of templates. Paper: 4096.
         tau: see `KMeansSupervision`.
         alpha: see `KDLayer`.
+        sharp: whether the layer starts with a threshold (`SHARP`), and not as in the paper.
 
     Examples:
         >>> list(letkd1(K=256).sites)
         ['penultimate']
     """
-    return LetKD([Site("penultimate", KMeansSupervision(K, tau), alpha=alpha)])
+    return LetKD([Site("penultimate", KMeansSupervision(K, tau), alpha=alpha, **SHARP if sharp else {})])
 
 
 def letkd2(
@@ -89,6 +92,7 @@ def letkd2(
     tau: float | Literal["auto"] = 1.0,
     alpha_penult: float = 1.0,
     alpha_inter: float = 1.0,
+    sharp: bool = False,
 ) -> LetKD:
     """letKD-2: letKD-1 and a second layer after the first block of the last stage, labels by sub-class decisions (Alg. 1 to 3).
 
@@ -97,14 +101,16 @@ def letkd2(
         K_inter: templates per class at `intermediate`. Paper: 8.
         tau: see `KMeansSupervision`.
         alpha_penult, alpha_inter: see `KDLayer`.
+        sharp: for both layers; see `letkd1`.
 
     Examples:
         >>> list(letkd2(K_penult=256, K_inter=4).sites)
         ['intermediate', 'penultimate']
     """
+    start = SHARP if sharp else {}
     return LetKD(
         [
-            Site("intermediate", SubclassSupervision(K_inter), alpha=alpha_inter),
-            Site("penultimate", KMeansSupervision(K_penult, tau), alpha=alpha_penult),
+            Site("intermediate", SubclassSupervision(K_inter), alpha=alpha_inter, **start),
+            Site("penultimate", KMeansSupervision(K_penult, tau), alpha=alpha_penult, **start),
         ]
     )

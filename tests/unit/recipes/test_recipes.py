@@ -2,11 +2,13 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from letkd.errors import RecipeError
+from letkd.methods import LetKD, letkd1, letkd2
 from letkd.recipes import HERE, derived_values, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
 from letkd.recipes.schedule import lr_factor
 from letkd.recipes.tables import as_toml, dotted, leaves
@@ -145,6 +147,18 @@ def test_alpha_is_1_but_for_rn50_mnv2(method, mnv2, others):
     for pair in PAIRS:
         sites = resolve(f"cifar100/{pair}/{method}").methods["letkd"]["sites"]
         assert {role: site["alpha"] for role, site in sites.items()} == (mnv2 if pair == "rn50-mnv2" else others), pair
+
+
+@pytest.mark.parametrize(("row", "create"), [("letkd-1", letkd1), ("letkd-2", letkd2)])
+@pytest.mark.parametrize("sharp", [False, True])
+def test_the_functions_of_python_give_the_layers_of_the_rows(row, create, sharp):
+    name = f"{row}-sharp" if sharp else row
+    recipe = LetKD.from_recipe(resolve(f"cifar100/rn56-rn20/{name}").methods["letkd"])
+    for role, site in create(sharp=sharp).sites.items():
+        assert replace(site, supervision=recipe.sites[role].supervision) == recipe.sites[role]
+    layer = recipe.sites["penultimate"].layer(d=64, K=4096)
+    assert layer.bn.bias.unique().tolist() == [-2.0 if sharp else 0.0]
+    assert layer.nu.scale.item() == pytest.approx(28.16 if sharp else 1.0)
 
 
 def test_every_number_of_a_method_says_where_it_comes_from():
