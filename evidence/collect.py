@@ -140,8 +140,10 @@ def choice_of(pair: str, row: str, name: str, run: RunFolder, recipe: Recipe) ->
         other=_other(recipe, resolve(recipe_file(pair), method=row)),
         epochs=result.epochs,
         seed=recipe.train.seed,
-        perplexity=_perplexity(run),
+        perplexity=_health(run, "perplexity_T"),
         val=round(result.last_val, 4),
+        matches=_health(run, "matches"),
+        added=_health(run, "added"),
     )
 
 
@@ -168,10 +170,10 @@ def _other(recipe: Recipe, row: Recipe) -> str:
     return ", ".join(f"{key}={as_toml(values[key])}" for key in changed if key in values)
 
 
-def _perplexity(run: RunFolder) -> float | None:
-    """Of p_T at the penultimate site, mean over pixels, in the last epoch."""
+def _health(run: RunFolder, name: str) -> float | None:
+    """A health value of the penultimate site in the last epoch."""
     rows = run.rows()
-    found = rows[-1].get("health", {}).get("penultimate", {}).get("perplexity_T") if rows else None
+    found = rows[-1].get("health", {}).get("penultimate", {}).get(name) if rows else None
     return None if found is None else round(found, 3)
 
 

@@ -48,7 +48,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Choice:
-    """A run that chooses a setting: validation accuracy of the last epoch; `perplexity` is the mean over pixels of that of p_T."""
+    """A run that chooses a setting: validation accuracy and health of the last epoch.
+
+    `perplexity` and `matches` are means over pixels of the perplexity of p_T and of p; `added` is α‖x'‖ / ‖x‖.
+    """
 
     pair: str
     run: str
@@ -63,6 +66,8 @@ class Choice:
     seed: int
     perplexity: float | None
     val: float
+    matches: float | None = None
+    added: float | None = None
 
 
 def recipe_file(pair: str) -> Path:

@@ -231,16 +231,21 @@ def sweeps_text(folder: Path = DATA) -> str:
     lines = []
     for row, title in rows_of(SWEEPS).items():
         group = groups.get(row, [])
-        wide = [choice.perplexity for choice in group if choice.perplexity is not None]
         cells = [title, mean_std([choice.val for choice in group]), str(len(group)), _difference(by_seed, row, "letkd-1")]
-        lines.append([Cell(text) for text in [*cells, f"{statistics.mean(wide):.2f}" if wide else "–"]])
+        cells += [_mean([getattr(choice, name) for choice in group]) for name in ("perplexity", "matches", "added")]
+        lines.append([Cell(text) for text in cells])
     note = (
         f"{NOTE.replace('test accuracy', 'validation accuracy')} letKD-1 has α = 1, λ = 4, K = 512 and τ from the data; each row "
-        "changes one setting. Perplexity: effective number of labels per pixel."
+        "changes one setting. Labels and templates: effective numbers per pixel, mean over pixels of the perplexity of p_T and of p."
     )
-    columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "perplexity"]
+    columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "labels", "templates", "α‖x'‖ / ‖x‖"]
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-8: settings of letKD-1", columns, lines, [note])
     return f"{as_markdown(table)}\nRuns: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.mean(known):.2f}" if known else "–"
 
 
 def fractions_text(folder: Path = DATA) -> str:

@@ -132,7 +132,7 @@ def finished(folder: Path, row: str, seed: int, *settings: str, file: str = PAIR
     numbers = {"last_test": 80.12346, "last_val": 81.0, "parameters": 7, "epochs": 6, "seconds": 9.0, "cpu_seconds": 5.4}
     run = RunFolder(folder, recipe)
     with run.begin():
-        run.log({"epoch": 1, "health": {"penultimate": {"perplexity_T": 2.71828}}})
+        run.log({"epoch": 1, "health": {"penultimate": {"perplexity_T": 2.71828, "matches": 21.0, "added": 0.5}}})
         if done:
             run.finish(Result(**none | numbers | changes))
 
@@ -172,9 +172,9 @@ def test_choices_are_collected(scripts, tmp_path):
     scripts.collect.collect_choices(PAIR, [tmp_path / name for name in ("l16", "l4", "ce")], tmp_path)
     lines = (tmp_path / "choices.csv").read_text().splitlines()[1:]
     assert lines == [
-        f"{PAIR},ce,ce,,0.1,4,,,,6,100,2.718,81.0",
-        f"{PAIR},l16,letkd-1,kd/penultimate=16,0.1,0,0.1,512,,6,100,2.718,81.0",
-        f"{PAIR},l4,letkd-1,kd/penultimate=4,0.1,0,0.1,512,optim.clip=5.0,6,100,2.718,82.5",
+        f"{PAIR},ce,ce,,0.1,4,,,,6,100,2.718,81.0,21.0,0.5",
+        f"{PAIR},l16,letkd-1,kd/penultimate=16,0.1,0,0.1,512,,6,100,2.718,81.0,21.0,0.5",
+        f"{PAIR},l4,letkd-1,kd/penultimate=4,0.1,0,0.1,512,optim.clip=5.0,6,100,2.718,82.5,21.0,0.5",
     ]
     text = scripts.tables.choices_text(tmp_path)
     assert "| letKD-1 | **82.50** | kd/penultimate=4 | 0.1 | flips | 512 | 0.1 | 2.72 | optim.clip=5.0 |" in text
@@ -209,10 +209,10 @@ def test_sweeps_show_every_setting_next_to_letkd_1(scripts, tmp_path):
     assert (len(lines), auto.weights) == (5, "kd/penultimate=auto")
     text = scripts.tables.sweeps_text(tmp_path)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    assert ["letKD-1", "71.00 ± 1.41", "2", "–", "2.72"] in rows
+    assert ["letKD-1", "71.00 ± 1.41", "2", "–", "2.72", "21.00", "0.50"] in rows
     (row,) = [row for row in rows if row[0] == "α = 2"]
     assert (row[1:3], row[3][:5]) == (["69.50 ± 0.71", "2"], "−1.50")
-    assert ["K = 64", "–", "0", "–", "–"] in rows  # no row is dropped
+    assert ["K = 64", "–", "0", "–", "–", "–", "–"] in rows  # no row is dropped
     finished(tmp_path / "runs/K-64/seed-100", "letkd-1", 100, file="sweeps")
     with pytest.raises(RunError, match="is not a run of the row K-64"):
         scripts.collect.collect_validated("sweeps", tmp_path / "runs", tmp_path)
