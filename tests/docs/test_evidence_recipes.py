@@ -20,7 +20,7 @@ ROWS = [
     *("letkd-1", "letkd-1-sharp", "sharp-alone", "letkd-2", "letkd-1-kd", "letkd-2-kd"),
 ]
 ADDED = {"cifar10-rn56-rn8": {"kd": ["kd-equal", "kd-16"]}}  # rows added to a pair, by the row that they follow
-CE = {"kd": 0.1}  # weight of the cross-entropy; 1 in the other rows
+CE = {("cifar10-rn56-rn8", "kd"): 0.1, ("cifar10-rn56-rn20", "kd"): 0.1}  # weight of the cross-entropy; 1 in the other rows
 pairs = pytest.mark.parametrize("pair", PAIRS)
 
 
@@ -68,7 +68,7 @@ def test_the_rows_are_those_of_the_protocol(pair):
 def test_a_row_builds_and_shares_everything_but_the_method(pair, row):
     distiller = distiller_of(pair, row)
     recipe, ce = recipe_of(pair, row), recipe_of(pair, "ce")
-    assert distiller.weights["ce"] == CE.get(row, 1.0)
+    assert distiller.weights["ce"] == CE.get((pair, row), 1.0)
     assert recipe.data == ce.data
     assert recipe.optim == ce.optim
     own = {"ce-longer": {"epochs", "cache_views"}}.get(row, set())
