@@ -46,7 +46,7 @@ PAGE = ROOT / "docs" / "evidence.md"
 README = ROOT / "README.md"
 REFERENCES = ("ce", "kd")
 LEAD = "cifar10-rn56-rn8"  # the README's pair
-LEADING = ("ce", "kd", "quest", "letkd-1", "letkd-1-kd")  # the README's rows, named before the first counted run
+LEADING = ("ce", "kd", "quest", "letkd-1", "letkd-1-sharp")  # the README's rows
 QUESTIONS = (  # question, row, reference: what each control answers
     ("Does the layer add to its supervision?", "letkd-1", "quest"),
     ("Is it more than a larger student?", "letkd-1", "ce-larger"),

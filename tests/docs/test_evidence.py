@@ -87,7 +87,7 @@ def test_every_control_answers_a_question(scripts, published):
 
 def test_the_readme_has_the_leading_rows(scripts, tmp_path, published):
     lines = scripts.tables.summary(PAIR, tmp_path).splitlines()
-    assert [line.split("|")[1].strip() for line in lines] == ["row", "---", "CE", "KD", "QUEST", "letKD-1", "letKD-1+KD"]
+    assert [line.split("|")[1].strip() for line in lines] == ["row", "---", "CE", "KD", "QUEST", "letKD-1", "letKD-1, sharp"]
     assert "| **82.00 ± 1.41** | 2 | +3.50" in lines[5]
 
 
