@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from letkd.distributed.processes import rank, wait_for_all
+from letkd.distributed.processes import from_first, rank
 from letkd.errors import InUseError, RunError
 from letkd.files import hold, write_whole
 from letkd.progress import say
@@ -55,31 +55,33 @@ def _stem(part: Fitted, site: str) -> str:
 
 @contextmanager
 def alone(paths: Iterable[Path]) -> Iterator[None]:
-    """Until the block ends, other runs that want to write these files wait; if another run is writing them, wait for it first."""
+    """Until the block ends, other runs that want to write these files wait; if another run is writing them, wait for it first.
+
+    The first process of a run holds the locks. All processes ask it again and again, so that none waits too long for an answer.
+    """
     with ExitStack() as held:
-        for path in sorted(paths) if rank() == 0 else ():
-            _wait_and_hold(path, held)
-        wait_for_all()
+        for path in sorted(paths):
+            waited = False
+            while not from_first(rank() == 0 and _hold(path, held)):
+                if not waited:
+                    say(f"{path}: another run is fitting it; waiting")
+                waited = True
+                time.sleep(WAIT_SECONDS)
         yield
 
 
-def _wait_and_hold(path: Path, held: ExitStack) -> None:
-    lock, waited = path.with_name(f".{path.name}.lock"), False
+def _hold(path: Path, held: ExitStack) -> bool:
+    """Hold the lock of a file until `held` is closed; False if another process has it."""
+    lock = path.with_name(f".{path.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
+        held.enter_context(hold(lock))
+    except InUseError:
+        return False
     except OSError as error:
         raise RunError(f"{lock.parent} cannot be created: {error.strerror}; choose another folder") from None
-    while True:
-        try:
-            held.enter_context(hold(lock))
-        except InUseError:
-            if not waited:
-                say(f"{path}: another run is fitting it; waiting")
-            waited = True
-            time.sleep(WAIT_SECONDS)
-        else:
-            held.callback(lock.unlink, missing_ok=True)  # before the lock is released: whoever gets it next finds the file
-            return
+    held.callback(lock.unlink, missing_ok=True)  # before the lock is released: whoever gets it next finds the file
+    return True
 
 
 def save_fitted(part: Fitted, folder: Path, site: str, origin: Origin) -> Path:
