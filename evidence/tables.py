@@ -67,7 +67,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
 LABELS = {"-1pc": "1 %", "-10pc": "10 %", "": "100 %"}  # share of labelled images, by the end of a row's name
 TIMES = (
     "n: number of seeds. Time per run: processor time of one thread, median over seeds. It does not include the teacher, which runs "
-    "once on the three views for all rows and seeds and takes 4 to 7 minutes."
+    "once on the three views for all rows and seeds and takes 3 to 7 minutes."
 )
 
 
