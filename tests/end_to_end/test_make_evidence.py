@@ -60,7 +60,7 @@ def test_the_smallest_pair_runs_end_to_end(script, files, tmp_path, capfd):
 def test_the_time_of_all_runs_is_said(script, tmp_path):
     said = script.announce(list(script.rows_of(script.PAIR)), 5, [], tmp_path)
     assert re.search(
-        r"15 rows × 5 seeds, 75 runs left; at \d+\.\d minutes per run and core, about \d+\.\d hours with 2 cores", said
+        r"17 rows × 5 seeds, 85 runs left; at \d+\.\d minutes per run and core, about \d+\.\d hours with 2 cores", said
     )
 
 

@@ -142,7 +142,7 @@ def test_the_student_file_opens_without_teacher_and_gives_the_reported_accuracy(
 def test_trials_differ_by_seed_and_share_the_fitted_supervision(teacher, tmp_path, monkeypatch):
     fits = []
     fit = Distiller._fit
-    monkeypatch.setattr(Distiller, "_fit", lambda self, *args: (fits.append(1), fit(self, *args)))
+    monkeypatch.setattr(Distiller, "_fit", lambda self, *args, **options: (fits.append(1), fit(self, *args, **options)))
     results = run_trials(recipe_for("letkd-1", teacher), tmp_path / "trials", 2)
     assert len(fits) == 1
     assert len(results) == 2

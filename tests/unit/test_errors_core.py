@@ -396,12 +396,12 @@ def site(**table) -> dict:
         ),
         (
             LetKD,
-            {"sites": {"penultimate": {"alfa": 1, "supervision": {"k": 3}}, "intermediate": {"beta": 1}}, "site": {}},
+            {"sites": {"penultimate": {"alfa": 1, "supervision": {"k": 3}}, "intermediate": {"gamma": 1}}, "site": {}},
             [
                 r"letkd has no key 'site'",
                 r"penultimate has no key 'alfa'",
                 r"supervision has no key 'k'",
-                r"intermediate has no key 'beta'",
+                r"intermediate has no key 'gamma'",
             ],
         ),
     ],
