@@ -10,7 +10,7 @@ from letkd.methods.base import as_table, collected, construct
 from letkd.supervision import SUPERVISIONS, Supervision
 
 # A start of the KD layer that is not the paper's: a pixel matches few templates, and their vectors are about as large as its features.
-# The paper's layer matches half of all templates at first, and short runs do not change this (docs/evidence.md).
+# The paper's layer matches half of all templates at first, and short runs may hardly change this (docs/evidence.md).
 SHARP: dict[str, Any] = {"beta": -2.0, "scale_nu": "auto"}
 
 
