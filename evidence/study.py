@@ -26,6 +26,7 @@ UNFINISHED = "No counted run is finished yet."
 PAIRS = {  # in the order of the protocol
     "cifar10-rn56-rn8": "CIFAR-10, ResNet-56 → ResNet-8",
     "cifar100-rn32-rn8": "CIFAR-100, ResNet-32 → ResNet-8",
+    "cifar100-rn32-rn8-30": "CIFAR-100, ResNet-32 → ResNet-8, 30 epochs",
     "cifar10-rn56-rn20": "CIFAR-10, ResNet-56 → ResNet-20",
 }
 

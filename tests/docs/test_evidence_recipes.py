@@ -104,6 +104,17 @@ def test_the_sharp_layer_differs_from_letkd_1_only_in_its_start(pair):
     assert recipe_of(pair, "letkd-1-sharp").weights == recipe_of(pair, "letkd-1").weights
 
 
+@pytest.mark.parametrize("row", list_rows(ROOT / "evidence" / "cifar100-rn32-rn8-30.toml"))
+def test_longer_runs_differ_from_their_pair_only_in_length(row):
+    longer, pair = (recipe_of(name, row).model_dump() for name in ("cifar100-rn32-rn8-30", "cifar100-rn32-rn8"))
+    epochs = [recipe["train"].pop("epochs") for recipe in (longer, pair)]
+    for name in ("cache_views", "validate_every"):
+        assert longer["train"].pop(name) == {"cache_views": 3, "validate_every": 5}[name]
+        pair["train"].pop(name)
+    assert longer == pair
+    assert epochs == ([54, 6] if row == "ce-longer" else [30, 3])
+
+
 @pytest.mark.parametrize("row", [row for row in list_rows(ROOT / "evidence" / "fractions.toml") if not row.endswith("pc")])
 def test_label_fractions_have_the_settings_of_the_smallest_pair_and_equal_steps(row):
     pair = recipe_of("cifar10-rn56-rn8", row)
