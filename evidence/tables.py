@@ -236,7 +236,8 @@ def sweeps_text(folder: Path = DATA) -> str:
         lines.append([Cell(text) for text in cells])
     note = (
         f"{NOTE.replace('test accuracy', 'validation accuracy')} letKD-1 has α = 1, λ = 4, K = 512 and τ from the data; each row "
-        "changes one setting of it or of letKD-1, sharp. Labels and templates: effective numbers per pixel, mean over pixels of the perplexity of p_T and of p."
+        "changes one setting of it or of letKD-1, sharp. Labels and templates: effective numbers per pixel, mean over pixels of the "
+        "perplexity of p_T and of p."
     )
     columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "labels", "templates", "α‖x'‖ / ‖x‖"]
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-8: settings of letKD-1", columns, lines, [note])
