@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAIRS = {"cifar10-rn56-rn8": 10, "cifar10-rn56-rn20": 10, "cifar100-rn32-rn8": 100}  # classes
 ROWS = [
     *("ce", "ce-longer", "ce-larger", "layer-alone", "kd", "dkd", "kd-ls", "crd", "quest"),
-    *("letkd-1", "letkd-1-sharp", "sharp-alone", "letkd-2", "letkd-1-kd", "letkd-2-kd"),
+    *("letkd-1", "letkd-1-sharp", "sharp-alone", "letkd-2", "letkd-2-sharp", "sharp-2-alone", "letkd-1-kd", "letkd-2-kd"),
 ]
 ADDED = {"cifar10-rn56-rn8": {"kd": ["kd-equal", "kd-16"]}}  # rows added to a pair, by the row that they follow
 CE = {("cifar10-rn56-rn8", "kd"): 0.1, ("cifar10-rn56-rn20", "kd"): 0.1}  # weight of the cross-entropy; 1 in the other rows
@@ -85,23 +85,22 @@ def test_the_larger_student_has_the_parameters_of_student_and_layer(pair):
 
 
 @pairs
-@pytest.mark.parametrize(("row", "whole"), [("layer-alone", "letkd-1"), ("sharp-alone", "letkd-1-sharp")])
+@pytest.mark.parametrize(
+    ("row", "whole"), [("layer-alone", "letkd-1"), ("sharp-alone", "letkd-1-sharp"), ("sharp-2-alone", "letkd-2-sharp")]
+)
 def test_a_layer_without_teacher_is_its_method_without_its_term(pair, row, whole):
-    alone, letkd1 = distiller_of(pair, row), distiller_of(pair, whole)
-    assert alone.weights == {"ce": 1.0, "kd/penultimate": 0.0}
-    assert parameters(alone) == parameters(letkd1)
+    alone, letkd = distiller_of(pair, row), distiller_of(pair, whole)
+    assert alone.weights == dict.fromkeys(letkd.weights, 0.0) | {"ce": 1.0}
+    assert parameters(alone) == parameters(letkd)
     assert recipe_of(pair, row).methods == recipe_of(pair, whole).methods
 
 
 @pairs
-def test_the_sharp_layer_differs_from_letkd_1_only_in_its_start(pair):
-    sharp, letkd1 = (
-        dict(recipe_of(pair, row).methods["letkd"]["sites"]["penultimate"]) for row in ("letkd-1-sharp", "letkd-1")
-    )
-    start = {key: sharp.pop(key) for key in set(sharp) - set(letkd1)}
-    assert sharp == letkd1
-    assert start == {"beta": -2.0, "scale_nu": "auto"}
-    assert recipe_of(pair, "letkd-1-sharp").weights == recipe_of(pair, "letkd-1").weights
+@pytest.mark.parametrize("row", ["letkd-1", "letkd-2"])
+def test_a_sharp_row_differs_from_the_papers_only_in_the_start_of_its_layers(pair, row):
+    sharp, paper = (recipe_of(pair, name).methods["letkd"]["sites"] for name in (f"{row}-sharp", row))
+    assert sharp == {role: site | {"beta": -2.0, "scale_nu": "auto"} for role, site in paper.items()}
+    assert recipe_of(pair, f"{row}-sharp").weights == recipe_of(pair, row).weights
 
 
 @pytest.mark.parametrize("row", list_rows(ROOT / "evidence" / "cifar100-rn32-rn8-30.toml"))
