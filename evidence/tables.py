@@ -59,7 +59,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does a sharp layer help without a teacher?", "sharp-alone", "ce"),
     ("Does the second layer help?", "letkd-2", "letkd-1"),
     ("Does the second layer help if both are sharp?", "letkd-2-sharp", "letkd-1-sharp"),
-    ("Is letKD-2, sharp, more than longer training?", "letkd-2-sharp", "ce-longer"),
+    ("Is letKD-2, sharp, more than longer training?", "letkd-2-sharp", "ce-longer-2"),
     ("Do two sharp layers help without a teacher?", "sharp-2-alone", "ce"),
     ("Is letKD-1 ahead of KD with a higher T?", "letkd-1", "kd-16"),
     ("Does KD help letKD-1?", "letkd-1-kd", "letkd-1"),
