@@ -13,7 +13,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,7 +45,7 @@ R = TypeVar("R", Run, Choice)
 PAGE = ROOT / "docs" / "evidence.md"
 README = ROOT / "README.md"
 REFERENCES = ("ce", "kd")
-LEAD = "cifar10-rn56-rn8"  # the README's pair
+LEADS = {"cifar10-rn56-rn8": "CIFAR-10", "cifar100-rn32-rn8": "CIFAR-100"}  # the README's pairs
 LEADING = ("ce", "kd", "quest", "letkd-1", "letkd-1-sharp")  # the README's rows
 QUESTIONS = (  # question, row, reference: what each control answers
     ("Does the layer add to its supervision?", "letkd-1", "quest"),
@@ -126,13 +126,16 @@ def questions_table(pair: str, runs: Sequence[Run]) -> Grid:
     return Grid(f"{PAIRS[pair]}: questions", ["question", "rows", "Δ test %"], lines)
 
 
-def summary(pair: str, folder: Path = DATA) -> str:
-    """The leading rows of a pair as a Markdown table without title and notes, for the README."""
-    runs = read_runs(pair, folder)
-    if not runs:
-        return f"{UNFINISHED}\n"
-    table = results_table(pair, [run for run in runs if run.row in LEADING], LEADING, references=LEADING[:1])
-    return as_markdown(replace(table, notes=())).partition("\n\n")[2]
+def summary(folder: Path = DATA) -> str:
+    """The leading rows of both pairs as a Markdown table without title and notes, for the README. Parameters: of the first pair."""
+    columns, lines = ["row", "parameters"], []
+    for pair, name in LEADS.items():
+        runs = [run for run in read_runs(pair, folder) if run.row in LEADING]
+        found = results_table(pair, runs, LEADING, references=LEADING[:1]).rows  # row, test, n, Δ, parameters, time
+        lines = lines or [[line[0], line[4]] for line in found]
+        lines = [[*line, more[1], more[3], more[5]] for line, more in zip(lines, found, strict=True)]
+        columns += [f"{name}, test %", "Δ to CE", "time per run"]
+    return as_markdown(Grid("README", columns, lines)).partition("\n\n")[2]
 
 
 def _difference(by_seed: Mapping[str, Mapping[int, float]], row: str, other: str) -> str:
@@ -303,7 +306,7 @@ def page_text(page: str, folder: Path = DATA) -> str:
 
 def readme_text(page: str, folder: Path = DATA) -> str:
     """The README with its table of real images computed from the CSV files."""
-    return filled(page, {"real images": summary(LEAD, folder)}, README)
+    return filled(page, {"real images": summary(folder)}, README)
 
 
 def digest(found: Sequence[Point]) -> str:
