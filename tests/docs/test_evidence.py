@@ -4,7 +4,7 @@ import re
 import statistics
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +55,20 @@ def published(tmp_path, scripts):
 def test_the_page_follows_from_the_csv_files(scripts):
     assert scripts.tables.problems() == []
     assert scripts.tables.readme_problems() == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+def test_intervals_in_the_text_are_those_of_two_rows(scripts, page):
+    known = set()
+    for pair in scripts.study.PAIRS:
+        by_seed = scripts.tables.accuracies(scripts.study.read_runs(pair))
+        for one, other in permutations(by_seed.values(), 2):
+            found = scripts.tables.paired_difference(one, other)
+            if found is not None and found.half is not None:
+                known.add(tuple(f"{found.mean + side * found.half:+.1f}".replace("-", "−") for side in (-1, 1)))
+    text = set(re.findall(r"\\\[([+−]\d+\.\d), ([+−]\d+\.\d)\\\]", (ROOT / page).read_text(encoding="utf-8")))
+    assert text
+    assert text <= known
 
 
 def test_a_table_has_every_row_with_its_paired_differences(scripts, tmp_path, published):
