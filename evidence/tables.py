@@ -194,7 +194,7 @@ def results_text(folder: Path = DATA) -> str:
         if runs := read_runs(pair, folder):
             figure = f"![{title}: test accuracy over time per run](evidence/{pair}.svg)"
             tables = f"{as_markdown(results_table(pair, runs))}\n{as_markdown(questions_table(pair, runs))}"
-            parts.append(f"{tables}\n{figure}\n\nRuns: [{pair}.csv](evidence/{pair}.csv)\n")
+            parts.append(f"{tables}\n{figure}\n\nOrange: letKD. Runs: [{pair}.csv](evidence/{pair}.csv)\n")
     return "\n".join(parts) or f"{UNFINISHED}\n"
 
 
@@ -321,9 +321,9 @@ def figure(title: str, found: Sequence[Point]) -> bytes:
     with rc_context({"svg.hashsalt": "letkd", "svg.fonttype": "none", "font.size": 9}):
         drawn = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = drawn.add_subplot()
-        axes.errorbar(
-            [p.minutes for p in found], [p.mean for p in found], [p.half or 0 for p in found], fmt="o", ms=4, lw=1, capsize=2
-        )
+        for point in found:
+            colour = "C1" if point.title.startswith("letKD") else "C0"
+            axes.errorbar(point.minutes, point.mean, point.half or 0, fmt="o", ms=4, lw=1, capsize=2, color=colour)
         axes.margins(x=0.08, y=0.08)
         axes.set(title=title, xlabel="processor minutes per run", ylabel="test accuracy (%), mean and 95 % interval")
         axes.spines[["top", "right"]].set_visible(False)
@@ -337,7 +337,7 @@ def figure(title: str, found: Sequence[Point]) -> bytes:
                 (1.03, (y - low) / (high - low)),
                 textcoords="axes fraction",
                 va="center",
-                arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "0.7", "shrinkB": 3},
+                arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "0.7", "shrinkB": 3, "relpos": (0, 0.5)},
             )
         out = io.BytesIO()
         drawn.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Description": f"data {digest(found)}"})
