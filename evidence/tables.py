@@ -58,6 +58,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Is letKD-1, sharp, more than longer training?", "letkd-1-sharp", "ce-longer"),
     ("Does a sharp layer help without a teacher?", "sharp-alone", "ce"),
     ("Does the second layer help?", "letkd-2", "letkd-1"),
+    ("Is letKD-2 more than longer training?", "letkd-2", "ce-longer-2"),
     ("Does the second layer help if both are sharp?", "letkd-2-sharp", "letkd-1-sharp"),
     ("Is letKD-2, sharp, more than longer training?", "letkd-2-sharp", "ce-longer-2"),
     ("Do two sharp layers help without a teacher?", "sharp-2-alone", "ce"),
