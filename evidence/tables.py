@@ -3,21 +3,19 @@
     python evidence/tables.py            # write the tables and figures
     python evidence/tables.py --check    # fail if they do not follow from the CSV files
 
-A figure contains a digest of its data, so that it is checked without being drawn again: its bytes depend on the version of matplotlib.
+figures.py draws the figures.
 """
 
 import argparse
-import hashlib
-import io
-import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import unlabelled
+from figures import Line, Point, accuracy_over_settings, accuracy_over_time, digest
 from study import (
     DATA,
     FRACTIONS,
@@ -68,21 +66,17 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
     ("Are letKD-2 and KD more than longer training?", "letkd-2-kd", "ce-longer"),
 )
+PANELS = {  # of the figure of sweeps: per line the row in the middle, its value, and how the names of the other rows begin
+    "α": {"letKD-1": ("letkd-1", 1.0, "alpha-")},
+    "λ": {"letKD-1": ("letkd-1", 4.0, "lambda-"), "QUEST": ("quest", 4.0, "quest-lambda-")},
+    "labels per pixel (τ)": {"letKD-1": ("letkd-1", None, "tau-")},
+    "K": {"letKD-1": ("letkd-1", 512.0, "K-")},
+}
 LABELS = {"-1pc": "1 %", "-10pc": "10 %", "": "100 %"}  # share of labelled images, by the end of a row's name
 TIMES = (
     "n: number of seeds. Time per run: processor time of one thread, median over seeds. It does not include the teacher, which runs "
     "once on the three views for all rows and seeds and takes 3 to 7 minutes."
 )
-
-
-@dataclass(frozen=True)
-class Point:
-    """A row in a figure: mean test accuracy with half its 95 % interval, and minutes per run."""
-
-    title: str
-    minutes: float
-    mean: float
-    half: float | None
 
 
 def by_row(runs: Sequence[R]) -> dict[str, list[R]]:
@@ -248,7 +242,29 @@ def sweeps_text(folder: Path = DATA) -> str:
     )
     columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "labels", "templates", "α‖x'‖ / ‖x‖"]
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-8: settings of letKD-1", columns, lines, [note])
-    return f"{as_markdown(table)}\nRuns: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
+    figure = f"![Validation accuracy over α, λ, labels per pixel and K](evidence/{SWEEPS}.svg)"
+    return f"{figure}\n\nOrange: letKD-1.\n\n{as_markdown(table)}\nRuns: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
+
+
+def sweep_panels(choices: Sequence[Choice]) -> dict[str, list[Line]]:
+    """The lines of the figure by panel: accuracy over α, λ, K, and over the perplexity of p_T, which τ determines."""
+    groups = by_row(choices)
+    return {setting: [Line(title, _swept(groups, *line)) for title, line in lines.items()] for setting, lines in PANELS.items()}
+
+
+def _swept(
+    groups: Mapping[str, Sequence[Choice]], base: str, value: float | None, stem: str
+) -> list[tuple[float, float, float]]:
+    """The value of a setting, mean accuracy and standard deviation of every row that changes it; without `value`, the perplexity."""
+    values = {row: float(row.removeprefix(stem)) for row in groups if re.fullmatch(rf"{stem}[\d.]+", row)}
+    values |= {base: value} if base in groups else {}
+    found = []
+    for row, x in values.items():
+        val = [choice.val for choice in groups[row]]
+        std = statistics.stdev(val) if len(val) > 1 else 0.0
+        perplexity = statistics.mean(choice.perplexity or math.nan for choice in groups[row])
+        found.append((round(perplexity if value is None else x, 3), round(statistics.mean(val), 4), round(std, 4)))
+    return sorted(found)
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -310,62 +326,23 @@ def readme_text(page: str, folder: Path = DATA) -> str:
     return filled(page, {"real images": summary(folder)}, README)
 
 
-def digest(found: Sequence[Point]) -> str:
-    return hashlib.sha256(json.dumps([asdict(point) for point in found]).encode()).hexdigest()
-
-
-def figure(title: str, found: Sequence[Point]) -> bytes:
-    """Accuracy over time per run, as SVG. The labels form a column on the right, in the order of accuracy, so that none overlap."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.hashsalt": "letkd", "svg.fonttype": "none", "font.size": 9}):
-        drawn = Figure(figsize=(7.2, 4.2), layout="constrained")
-        axes = drawn.add_subplot()
-        for point in found:
-            colour = "C1" if point.title.startswith("letKD") else "C0"
-            axes.errorbar(point.minutes, point.mean, point.half or 0, fmt="o", ms=4, lw=1, capsize=2, color=colour)
-        axes.margins(x=0.08, y=0.08)
-        axes.set(title=title, xlabel="processor minutes per run", ylabel="test accuracy (%), mean and 95 % interval")
-        axes.spines[["top", "right"]].set_visible(False)
-        low, high = axes.get_ylim()
-        ordered = sorted(found, key=lambda p: (p.mean, p.title))
-        gap = (high - low) / max(len(ordered), 12)
-        for y, point in zip(spread([p.mean for p in ordered], gap, low + gap / 2, high - gap / 2), ordered, strict=True):
-            axes.annotate(
-                point.title,
-                (point.minutes, point.mean),
-                (1.03, (y - low) / (high - low)),
-                textcoords="axes fraction",
-                va="center",
-                arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "0.7", "shrinkB": 3, "relpos": (0, 0.5)},
-            )
-        out = io.BytesIO()
-        drawn.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Description": f"data {digest(found)}"})
-    return out.getvalue()
-
-
-def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Ascending values moved apart to a distance of at least `gap`, within `low` and `high` if there is room."""
-    placed: list[float] = []
-    for value in values:
-        placed.append(max([value, low, *(last + gap for last in placed[-1:])]))
-    limit = high
-    for k in reversed(range(len(placed))):
-        placed[k] = min(placed[k], limit)
-        limit = placed[k] - gap
-    return placed
+def figures(folder: Path = DATA) -> dict[str, Any]:
+    """The data of the figures by name: points per pair, and the panels of the sweeps."""
+    found: dict[str, Any] = {pair: points(pair, runs) for pair in PAIRS if (runs := read_runs(pair, folder))}
+    choices = read_choices(folder, SWEEPS)
+    return found | ({SWEEPS: sweep_panels(choices)} if choices else {})
 
 
 def problems(page: Path = PAGE, folder: Path = DATA) -> list[str]:
     """What on the page does not follow from the CSV files, one sentence each."""
     text = page.read_text(encoding="utf-8")
     found = [] if page_text(text, folder) == text else [f"the tables of {page} do not follow from {folder}"]
-    for pair in PAIRS:
-        path, runs = folder / f"{pair}.svg", read_runs(pair, folder)
+    data = figures(folder)
+    for name in (*PAIRS, SWEEPS):
+        path = folder / f"{name}.svg"
         drawn = path.read_text(encoding="utf-8") if path.exists() else ""
-        if bool(runs) != bool(drawn) or (runs and digest(points(pair, runs)) not in drawn):
-            found.append(f"{path} does not follow from {pair}.csv")
+        if (name in data) != bool(drawn) or (name in data and digest(data[name]) not in drawn):
+            found.append(f"{path} does not follow from {name}.csv")
     return found
 
 
@@ -376,9 +353,9 @@ def readme_problems() -> list[str]:
 
 def write(page: Path = PAGE, folder: Path = DATA) -> None:
     write_whole(page, page_text(page.read_text(encoding="utf-8"), folder).encode())
-    for pair, title in PAIRS.items():
-        if runs := read_runs(pair, folder):
-            write_whole(folder / f"{pair}.svg", figure(title, points(pair, runs)))
+    for name, data in figures(folder).items():
+        drawn = accuracy_over_settings(data) if name == SWEEPS else accuracy_over_time(PAIRS[name], data)
+        write_whole(folder / f"{name}.svg", drawn)
 
 
 def main() -> int:

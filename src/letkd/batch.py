@@ -14,7 +14,7 @@ UNLABELLED = -1  # instead of a class index
 
 @dataclass
 class Batch:
-    """Normalised images `x [b 3 H W]`, class indices `y [b]`, dataset indices `index [b]` if known, `epoch` from 1.
+    """Normalised images `x [b 3 H W]`, class indices `y [b]`, dataset indices `index [b]` and the `epoch` (from 1) if known.
 
     An image without a label has −1 in `y`; if `y` is omitted or None, no image has a label. `target` is the target of a custom task
     (`Distiller(task=)`).
@@ -32,7 +32,7 @@ class Batch:
     x: Tensor
     y: Tensor = None  # pyright: ignore[reportAssignmentType] - a tensor from __post_init__ on
     index: Tensor | None = None
-    epoch: int = 1
+    epoch: int | None = None
     view: int | None = None
     second: Tensor | None = None
     y2: Tensor | None = None
@@ -59,8 +59,8 @@ class Batch:
             task: the second element is the target of a custom task, of any type; if it is an int tensor `[b]`, it is used as labels too.
 
         Examples:
-            >>> Batch.of((torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))).epoch
-            1
+            >>> Batch.of((torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))).y
+            tensor([0, 1])
             >>> Batch.of([torch.zeros(2, 3, 4, 4)]).y
             tensor([-1, -1])
         """
@@ -143,7 +143,10 @@ def check_batch(batch: Batch, *, channels: int | None = None) -> Batch:
     """
     if problem := _images_wrong(batch.x, channels) or _labels_wrong(batch.y) or _lengths_wrong(batch):
         raise DataError(problem)
-    return batch if batch.y.dtype == torch.int64 else replace(batch, y=batch.y.long())
+    if batch.y2 is not None and (problem := _labels_wrong(batch.y2) or _lengths_wrong(replace(batch, y=batch.y2))):
+        raise DataError(problem)
+    changed = {name: y.long() for name in ("y", "y2") if (y := getattr(batch, name)) is not None and y.dtype != torch.int64}
+    return replace(batch, **changed) if changed else batch
 
 
 def check_labels(y: Tensor, C: int | None, *, least: int = 0) -> bool:

@@ -29,11 +29,12 @@ def scripts():
     sys.path.insert(0, str(ROOT / "evidence"))
     try:
         import collect
+        import figures
         import study
         import tables
         import unlabelled
 
-        yield SimpleNamespace(collect=collect, study=study, tables=tables, unlabelled=unlabelled)
+        yield SimpleNamespace(collect=collect, figures=figures, study=study, tables=tables, unlabelled=unlabelled)
     finally:
         sys.path.remove(str(ROOT / "evidence"))
 
@@ -137,11 +138,35 @@ def test_without_a_run_the_page_says_so(scripts, tmp_path):
 
 def test_labels_do_not_overlap(scripts):
     values = [1.0, 1.0, 1.01, 5.0, 9.99, 10.0]
-    placed = scripts.tables.spread(values, 1.0, 0.0, 10.0)
+    placed = scripts.figures.spread(values, 1.0, 0.0, 10.0)
     assert all(b - a >= 1 - 1e-9 for a, b in pairwise(placed))
     assert placed[0] >= 0
     assert placed[-1] <= 10
     assert placed[3] == 5.0
+
+
+def test_the_figure_of_sweeps_has_a_line_per_method_and_a_panel_per_setting(scripts):
+    def run(row: str, seed: int, val: float, perplexity: float):
+        return scripts.study.Choice(
+            "sweeps", f"{row}/{seed}", row, "", 0.1, 0, "auto", "512", "", 12, seed, perplexity=perplexity, val=val
+        )
+
+    runs = [
+        run("letkd-1", 100, 66.0, 5.0),
+        run("letkd-1", 101, 68.0, 5.0),
+        run("quest", 100, 65.0, 5.0),
+        run("K-64", 100, 60.0, 4.0),
+    ]
+    runs += [run("lambda-16", 100, 69.0, 5.0), run("lambda-auto-4", 100, 1.0, 5.0), run("tau-3", 100, 64.0, 1.5)]
+    runs += [run("quest-lambda-8", 100, 66.0, 5.0), run("alpha-0.25", 100, 61.0, 5.0)]
+    found = scripts.tables.sweep_panels(runs)
+    base = (67.0, round(statistics.stdev([66.0, 68.0]), 4))
+    assert {name: [(line.title, line.points) for line in lines] for name, lines in found.items()} == {
+        "α": [("letKD-1", [(0.25, 61.0, 0.0), (1.0, *base)])],
+        "λ": [("letKD-1", [(4.0, *base), (16.0, 69.0, 0.0)]), ("QUEST", [(4.0, 65.0, 0.0), (8.0, 66.0, 0.0)])],
+        "labels per pixel (τ)": [("letKD-1", [(1.5, 64.0, 0.0), (5.0, *base)])],
+        "K": [("letKD-1", [(64.0, 60.0, 0.0), (512.0, *base)])],
+    }
 
 
 def finished(folder: Path, row: str, seed: int, *settings: str, file: str = PAIR, done: bool = True, **changes) -> None:

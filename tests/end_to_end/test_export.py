@@ -293,6 +293,10 @@ def test_int8(letkd, run_folder, tmp_path):
     student = open_model(run_folder / "student.safetensors")
     small, whole = open_model(tmp_path / "s.onnx")(x), student(x)
     assert 1e-4 < (small - whole).norm() / whole.norm() < 0.3
+    code, _, err = letkd("export", run_folder, "--to", "onnx", "--int8", "--batch", "3", "--out", tmp_path / "three.onnx")
+    assert (code, err) == (0, "")
+    three = open_model(tmp_path / "three.onnx")(x[:3])
+    assert (three - whole[:3]).norm() / whole[:3].norm() < 0.3
 
 
 def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path):

@@ -57,7 +57,7 @@ def write_recipes(folder: Path, recipes: dict) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, teacher):
     folder = tmp_path_factory.mktemp("processes")
-    plain = {name: recipe_for(name, teacher) for name in ("ce", "crd", "letkd-2")}
+    plain = {name: recipe_for(name, teacher) for name in ("ce", "crd", "letkd-2", "letkd-2-01")}
     exact = {f"exact-{name}": recipe_for(name, teacher, *EXACT) for name in ("letkd-2", "tdd")}
     exact["exact-kd-mixed"] = recipe_for("kd", teacher, *EXACT, *MIXED)
     exact["exact-kd-cached"] = recipe_for("kd", teacher, *EXACT, "train.cache_views=2")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller
-from letkd.errors import TapError, UnsupportedPair
+from letkd.errors import RecipeError, TapError, UnsupportedPair
 from letkd.layer import KDLayer
 from letkd.methods import METHODS as REGISTRY
 from letkd.methods.at import AT, at_loss
@@ -303,6 +303,19 @@ def test_dkd_warms_up_from_epoch_1():
             full = dkd_loss(step.logits, distiller.teacher(x), y, beta=2.0)
         for epoch, factor in epochs.items():
             torch.testing.assert_close(distiller(Batch(x, y, epoch=epoch)).terms["dkd"], factor * full)
+        torch.testing.assert_close(distiller((x, y)).terms["dkd"], full)  # the epoch is not known
+
+
+@pytest.mark.parametrize("init_var", [1e-4, 5.0, 1e4])
+def test_vid_starts_at_its_variance(init_var):
+    method = VID(init_var)
+    a_pair(method, "unequal")
+    for alpha in method.alpha.values():
+        torch.testing.assert_close(F.softplus(alpha) + method.eps, torch.full_like(alpha, init_var), rtol=1e-3, atol=0)
+    with pytest.raises(
+        RecipeError, match="VID with init_var=1e-06: the variance is at least eps=1e-05; choose a larger init_var"
+    ):
+        VID(1e-6)
 
 
 def test_dkd_refuses_two_classes():

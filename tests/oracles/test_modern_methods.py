@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.distiller import Distiller
-from letkd.errors import DataError, UnsupportedPair
+from letkd.errors import DataError, LetkdError, UnsupportedPair
 from letkd.methods import DIST, DKD, KD, SRD, ReviewKD
 from letkd.methods.dist import correlation, dist_loss
 from letkd.methods.dkd import dkd_loss
@@ -242,6 +242,17 @@ def test_reviewkd_warms_up_from_nothing_in_the_first_epoch():
     found = [distiller(replace(a_stream()[0], epoch=epoch)).terms["reviewkd"].item() for epoch in (1, 11, 21, 240)]
     assert found[0] == 0
     assert found == pytest.approx([0, found[3] / 2, found[3], found[3]])
+    unknown = distiller((a_stream()[0].x, a_stream()[0].y)).terms["reviewkd"].item()
+    assert unknown == pytest.approx(found[3])
+
+
+@pytest.mark.parametrize(("method", "term"), [(ReviewKD, "reviewkd"), (DKD, "dkd")])
+def test_a_term_that_warms_up_has_no_automatic_weight(method, term):
+    a_distiller(method(warmup=0), weights={term: "auto"})
+    with pytest.raises(
+        LetkdError, match=f"'{term}' is 'auto'.* rises over 20 epochs; set its method's warmup to 0, or give a number"
+    ):
+        a_distiller(method(), weights={term: "auto"})
 
 
 # ------------------------------------------------------------------------------------------------ SRD

@@ -16,7 +16,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from letkd.errors import FitError
 from letkd.functional import pixels
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
-from letkd.supervision.kmeans import soft_assign
+from letkd.supervision.kmeans import nearest_gaps, soft_assign
 from letkd.supervision.stats import ClassMoments, MiniBatches, Reservoir, kmeans, nearest_centre
 from letkd.supervision.subclass import transition_scores
 from tests.support.pair import C, features, in_batches
@@ -142,6 +142,9 @@ def test_kmeans_supervision_clusters_the_pixels_and_measures_their_gaps():
         for k, one in enumerate(supervision.rho_)
     ]
     assert float(supervision.nearest_) == pytest.approx(sum(gaps) / 6, rel=1e-5)
+    torch.testing.assert_close(
+        nearest_gaps(supervision.rho_, chunk=4), torch.tensor(gaps, dtype=torch.float64), rtol=1e-5, atol=0
+    )
     p_T = supervision.p_T(f_T, y)
     peaks = p_T.amax(dim=1)
     entropies = [-sum(p * math.log(p) for p in row if p > 0) for row in pixels(p_T).double().tolist()]

@@ -79,6 +79,8 @@ def test_class_indices_of_any_whole_type_are_those_of_int64(distiller, dtype):
     expected = distiller((X, Y)).loss
     assert torch.equal(distiller((X, Y.to(dtype))).loss, expected)
     assert evaluate(a_student(), [(X, Y.to(dtype))]) == evaluate(a_student(), [(X, Y)])
+    mixed = [Batch(X, Y.to(kind), y2=Y.flip(0).to(kind), lam=0.7) for kind in (dtype, torch.int64)]
+    assert torch.equal(*(distiller(batch).loss for batch in mixed))
 
 
 def test_indices_are_one_per_image(distiller):

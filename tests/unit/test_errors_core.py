@@ -167,8 +167,14 @@ def test_a_model_without_logits():
 
 @pytest.mark.parametrize("roles", [[], ["penultimate", "penultimate"]])
 def test_sites_stand_each_once(roles):
-    with pytest.raises(UnsupportedPair, match=r"LetKD needs at least one site, and each role only once; it got \["):
+    with pytest.raises(UnsupportedPair, match=r"LetKD needs sites, each with its own role and supervision; it got \["):
         LetKD([Site(role, KMeansSupervision(4)) for role in roles])
+
+
+def test_sites_do_not_share_a_supervision():
+    shared = KMeansSupervision(4)
+    with pytest.raises(UnsupportedPair, match=r"its own role and supervision; it got \['stage3', 'penultimate'\]"):
+        LetKD([Site(role, shared) for role in ("stage3", "penultimate")])
 
 
 def test_two_methods_that_would_take_each_others_place_are_refused():

@@ -49,17 +49,20 @@ class Shares:
             first: number of batches before this epoch.
             permuted: `permuted(n, p)` is the order of the p-th pass over n unlabelled images.
         """
-        labelled, n = order[self.has_label[order]], len(self.unlabelled)
-        passes: dict[int, Tensor] = {}
-        parts = []
+        labelled, unlabelled, parts = order[self.has_label[order]], self._drawn(first, batches, permuted), []
         for k in range(batches):
             own = labelled[k * self.labelled : (k + 1) * self.labelled]
-            at = torch.arange((first + k) * self.others, (first + k + 1) * self.others)
-            for p in (at // max(n, 1)).unique().tolist():
-                if p not in passes:
-                    passes[p] = permuted(n, p)
-            others = [self.unlabelled[passes[i // n][i % n]] for i in at.tolist()]
-            both = torch.cat([own, torch.stack(others)]) if others else own
+            others = unlabelled[k * self.others : (k + 1) * self.others]
+            both = torch.cat([own, others])
             position = torch.cat([(torch.arange(m) + 0.5) / max(m, 1) for m in (len(own), len(others))])
             parts.append(both[position.argsort(stable=True)])
         return torch.cat(parts) if parts else order[:0]
+
+    def _drawn(self, first: int, batches: int, permuted: Callable[[int, int], Tensor]) -> Int64[Tensor, " m"]:
+        """The unlabelled images of these batches, drawn in passes over all of them."""
+        n, start, stop = len(self.unlabelled), first * self.others, (first + batches) * self.others
+        if start == stop:
+            return self.unlabelled[:0]
+        passes = range(start // n, (stop - 1) // n + 1)
+        order = torch.cat([permuted(n, p) for p in passes])
+        return self.unlabelled[order[start - passes[0] * n : stop - passes[0] * n]]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, load_data
+from letkd.data.check import LISTS
 from letkd.deploy.process import SECONDS
 from letkd.deploy.runners import Runner, open_model
 from letkd.distiller.facts import Facts
@@ -51,7 +52,7 @@ def evaluate_file(
     if data is None:
         raise RunError(f"{path} does not contain the name of its data set; give it with `data=`")
     facts = runner.facts
-    reading = {"size": facts.size, "resize": facts.resize} if data == "folder" and facts.size else {}
+    reading = {"size": facts.size, "resize": facts.resize} if data in LISTS and facts.size else {}
     images = load_data(data, root=root, **reading)
     _must_be_the_same_classes(path, facts, images.name, images.classes, images.num_classes)
     part = getattr(images, split)

@@ -39,7 +39,9 @@ class _Images:
     """Training images for onnxruntime's calibration, one batch at a time."""
 
     def __init__(self, images: UInt8[Tensor, "n 3 h w"], facts: Facts):
-        self.facts, self.batches = facts, iter(images.split(BATCH))
+        size = BATCH if "batch" in facts.dynamic else facts.batch
+        whole = images if "batch" in facts.dynamic else images[: len(images) // size * size]  # a fixed batch is never smaller
+        self.facts, self.batches = facts, iter(whole.split(size))
 
     def get_next(self) -> dict | None:
         images = next(self.batches, None)

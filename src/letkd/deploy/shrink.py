@@ -72,9 +72,9 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
 
 
 def hold_out(data: Dataset) -> tuple[AnySplit, AnySplit, str]:
-    """Training and validation images; a tenth of the training images if there is no validation split."""
+    """Training and validation images; a tenth of the labelled training images if there is no validation split."""
     if len(data.val):
         return data.train, data.val, "validation"
-    mask = stratified(data.train.labels, lambda n: max(int(0.1 * n + 0.5), 1), seed=(0, 3))
+    mask = stratified(data.train.labels, lambda n: max(int(0.1 * n + 0.5), 1), seed=(0, 3)) & (data.train.labels >= 0)
     say("there is no validation split: a tenth of the training images, which the student was trained on, is used instead")
     return data.train.subset(~mask), data.train.subset(mask), "a tenth of the training split"

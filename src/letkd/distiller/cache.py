@@ -4,7 +4,8 @@ A loader with `views=V` shows every image in V fixed views, one per epoch in tur
 so they are computed once, when the view is first shown, and then read from disk:
 
 - p_T of a site (QUEST, letKD): for every pixel the labels above 1e-4 of its largest, scaled to sum to one; indices in 16 bits,
-  probabilities in half precision (relative error at most 2^-11). Sub-class labels are one row number per pixel, exact.
+  probabilities in half precision (relative error at most 2^-11 above 6e-5; smaller ones are rounded to multiples of 6e-8). Sub-class
+  labels are one row number per pixel, exact.
 - logits and pooled features (KD, DKD, DIST, CRD, SRD): exact.
 - methods that read whole maps of the teacher (AT, FitNet, SP, VID, FSP, AB, ReviewKD, SimKD), and MLKD, which needs two views per step,
   cannot use the cache and raise an error.
@@ -177,9 +178,11 @@ class TeacherCache:
         """
         items, origins, began = self._items(), self._origins(), time.monotonic()
         n = -(-len(self.loader.split) // SHARD)
-        missing = from_first([s for s in range(n) if not all(self._open(name, o, view, s) for name, o in origins.items())])
+        lacking = {name: {s for s in range(n) if self._open(name, o, view, s) is None} for name, o in origins.items()}
+        missing = from_first(sorted(set().union(*lacking.values())))
         mine, waited = missing[rank() :: world()], False
-        title = f"view {view + 1} of {self.loader.views}: {', '.join(items)} of the teacher"
+        names = [name for name in items if lacking[name]] or list(items)
+        title = f"view {view + 1} of {self.loader.views}: {', '.join(names)} of the teacher"
         device = self._teacher()[1] if missing else None
         with bar(title, len(mine)) as tick:
             while missing and sum_of_all(torch.tensor([len(mine)], device=device)).item():
@@ -198,7 +201,7 @@ class TeacherCache:
         self._ready = view, tuple(items)
         if items and (missing or view not in self._reported):
             self._reported.add(view)
-            paths = [self._path(name, origin, view, s) for name, origin in origins.items() for s in range(n)]
+            paths = [self._path(name, origins[name], view, s) for name in names for s in range(n)]
             size = sum(path.stat().st_size for path in paths) / 1e6
             took = f"computed in {time.monotonic() - began:.0f} s" if missing else "found"
             say(f"{title}: {took}, {len(self.loader.split):,} images, {size:,.1f} MB in {self.folder}")

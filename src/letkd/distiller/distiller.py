@@ -143,7 +143,8 @@ class Distiller(nn.Module):
         names = [name for method in self._methods() for name in method.term_names()]  # with duplicates
         # The names of a task's terms are known only after it has run.
         own = ["ce"] if self.task is None else [name for name in weights if name not in names]
-        self.weights = check_weights(weights, [*own, *names], own=own)
+        warmup = {name: method.warmup for method in self._methods() for name in method.term_names()}
+        self.weights = check_weights(weights, [*own, *names], own=own, warmup=warmup)
         self.auto = AutoWeights.of(self.weights, places, self.auto)
         if self.task is None and not any(self.weights.values()):
             raise LetkdError(f"all terms ({', '.join(self.weights)}) have weight 0, so there is nothing to learn; set a weight")
@@ -213,7 +214,7 @@ class Distiller(nn.Module):
             student["logits"] = logits
         if batch.y2 is not None:
             self.check_mix()
-        if self.checks:
+        if self._checks_labels():
             C = None if logits is None else logits.shape[1]
             labelled = [check_labels(y, C, least=UNLABELLED) for y in (batch.y, batch.y2) if y is not None]
             batch.all_labelled = all(labelled)
@@ -244,6 +245,10 @@ class Distiller(nn.Module):
             return class_terms(self.criterion, logits, batch)
         taken = {name for method in self._methods() for name in method.term_names()}
         return task_terms(self.task, output, batch, weights=self.weights, taken=taken)
+
+    def _checks_labels(self) -> bool:
+        """Whether labels must be classes; the integers of a task need not be, unless a method reads them."""
+        return self.checks and (self.task is None or any(method.why_labels() for method in self._active))
 
     def _trained_layers(self) -> list[str]:
         """Paths of the grafted layers that this step must train."""
@@ -358,7 +363,7 @@ class Distiller(nn.Module):
         device = _device(self._frozen[0])
         items = track(loader, f"fitting {', '.join(unfitted)}")
         batches = (Batch.of(item, channels=self._channels, task=self.task is not None).to(device) for item in items)
-        fit_parts(unfitted, batches, partial(self.run_teacher, bf16=False), device=device, checks=self.checks)
+        fit_parts(unfitted, batches, partial(self.run_teacher, bf16=False), device=device, checks=self._checks_labels())
 
     def _origin(self, fitting: Fitting, data: str) -> Origin:
         where = f"{self.tap_path(fitting.role)} {fitting.match}"

@@ -35,7 +35,8 @@ def all_finite(values: Iterable[Tensor]) -> Tensor:
 
 def where_non_finite(view: "View", terms: Mapping[str, Tensor]) -> str:
     """A sentence on where NaN or infinity first occurs in a step."""
-    places = [(f"the input batch of epoch {view.batch.epoch}", view.batch.x)]
+    when = "" if view.batch.epoch is None else f" of epoch {view.batch.epoch}"
+    places = [(f"the input batch{when}", view.batch.x)]
     places += [(f"the teacher's tap {role!r}", f) for role, f in view.teacher.items()]
     places += [(f"the student's tap {role!r}", f) for role, f in view.student.items()]
     places += [(f"the loss term {name!r}", term) for name, term in terms.items()]

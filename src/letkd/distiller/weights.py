@@ -17,12 +17,15 @@ RECENT = 0.1  # share of a step in the averages, once as many steps are measured
 SCALE = 2.0**12  # of the terms while gradients are measured, so that they do not underflow in half precision
 
 
-def check_weights(weights: Mapping[str, Weight], names: Sequence[str], *, own: Sequence[str]) -> dict[str, Any]:
+def check_weights(
+    weights: Mapping[str, Weight], names: Sequence[str], *, own: Sequence[str], warmup: Mapping[str, int]
+) -> dict[str, Any]:
     """The weight of every term, 1 if not named.
 
     Args:
         names: of all terms.
         own: those of the student's own loss.
+        warmup: epochs in which a term rises, by name.
     """
     if unknown := [f"{name!r} (nearest: {nearest(name, names)})" for name in weights if name not in names]:
         raise LetkdError(f"there is a weight for {', '.join(unknown)}, but the terms are {', '.join(names)}")
@@ -36,6 +39,11 @@ def check_weights(weights: Mapping[str, Weight], names: Sequence[str], *, own: S
     auto = [name for name, weight in found.items() if isinstance(weight, str)]
     if wrong := [name for name in auto if name in own]:
         raise LetkdError(f"the weight of {wrong[0]!r} is {found[wrong[0]]!r}, but others are shares of it; give a number")
+    if rising := [name for name in auto if warmup.get(name)]:
+        raise LetkdError(
+            f"the weight of {rising[0]!r} is {found[rising[0]]!r}, which is measured in the first steps, but the term rises over "
+            f"{warmup[rising[0]]} epochs; set its method's warmup to 0, or give a number"
+        )
     if auto and own and not any(found[name] for name in own):
         raise LetkdError(
             f"the weight of {auto[0]!r} is {found[auto[0]]!r}, a share of the gradient of {own[0]!r}, whose weight is 0; give a number"

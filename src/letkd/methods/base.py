@@ -274,6 +274,7 @@ class Method(nn.Module):
     reads_logits: ClassVar[bool] = True  # the teacher's logits or classifier: both networks must then have the same classes
     unmixable: ClassVar[str] = ""
     needs_labels: ClassVar[str] = ""  # why it cannot learn if no image has a label
+    warmup: int = 0  # epochs until its terms have their full weight
     knows_images: ClassVar[bool] = False  # whether it stores a row per training image, so that other images have no terms
 
     def __init__(self):
@@ -307,6 +308,10 @@ class Method(nn.Module):
     def measured_at(self, term: str) -> tuple[str, ...]:
         """The student's roles at which gradients are compared for an automatic weight of a term."""
         return tuple(self.reads.student) or ("logits",)
+
+    def warmed_up(self, epochs: int | None) -> float:
+        """The factor of a term that rises linearly over `warmup` epochs: min(epochs / warmup, 1); 1 if the epoch is not known."""
+        return 1.0 if epochs is None or not self.warmup else min(epochs / self.warmup, 1.0)
 
     def lessons(self) -> Lessons | None:
         """What a cache must store for this method; None if its steps need whole maps of the teacher, which are not cached."""

@@ -75,8 +75,8 @@ class DKD(Method):
         alpha: weight α of the target's part. Usual value: 1.
         beta: weight β of the rest. Usual value: 8, for some pairs 2 or 6; on ImageNet 0.5 or 2.
         T: temperature. Usual value: 4 on CIFAR, 1 on ImageNet.
-        warmup: epochs until the full weight, 0 for none. Usual value: 20, on ImageNet 1. The batch must contain its epoch,
-            counted from 1.
+        warmup: epochs until the full weight, 0 for none. Usual value: 20, on ImageNet 1. A batch without an epoch has the full
+            weight; in your own loop, pass `letkd.Batch(x, y, epoch=…)`.
         standardise: standardise the logits of both networks first (Sun et al., CVPR 2024; see KD).
 
     Term: `dkd`. Usual weight: 1, with 1 for `ce`.
@@ -106,7 +106,7 @@ class DKD(Method):
         return Lessons(vectors=("logits",))
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        factor = min(view.batch.epoch / max(self.warmup, 1), 1.0)
+        factor = self.warmed_up(view.batch.epoch)
         logits_S, logits_T = view.student["logits"], view.teacher["logits"]
         if self.standardise:
             logits_S, logits_T = standardise(logits_S), standardise(logits_T)

@@ -72,8 +72,8 @@ class ReviewKD(Method):
     Args:
         mid: largest number of channels inside the fusions; the student's pooled width if that is smaller. The authors use 512, and
             256 for RN50-MobileNet on ImageNet.
-        warmup: epochs until the full weight, 0 for none: the factor is min((epoch − 1) / warmup, 1), so that it is 0 in
-            the first epoch. The authors use 20, and 0 on ImageNet.
+        warmup: epochs until the full weight, 0 for none: the factor is min((epoch − 1) / warmup, 1), 0 in the first epoch. The
+            authors use 20, and 0 on ImageNet. In your own loop, pass `letkd.Batch(x, y, epoch=…)`; without an epoch it is 1.
 
     Term: `reviewkd`. The authors use weights from 0.6 to 8, depending on the pair, with 1 for `ce`.
     """
@@ -112,7 +112,7 @@ class ReviewKD(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         o_S = self.outputs([_as_map(view.student[role]) for role in self.reads.student])
         losses = [hcl_loss(o, _as_map(view.teacher[role])) for o, role in zip(o_S, self.reads.teacher, strict=True)]
-        factor = min((view.batch.epoch - 1) / self.warmup, 1.0) if self.warmup else 1.0
+        factor = self.warmed_up(None if view.batch.epoch is None else view.batch.epoch - 1)
         return {"reviewkd": factor * torch.stack(losses).sum()}
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from letkd.errors import RecipeError
 from letkd.functional import fit_spatially
 from letkd.limits import Scale
 from letkd.methods.base import Method, Side, View, paired_stages
@@ -59,12 +60,15 @@ class VID(Method):
 
     def __init__(self, init_var: Scale = 5.0, eps: Scale = 1e-5):
         super().__init__()
+        if init_var <= eps:
+            raise RecipeError(f"VID with init_var={init_var:g}: the variance is at least eps={eps:g}; choose a larger init_var")
         self.init_var, self.eps = float(init_var), float(eps)
         self.predictor = nn.ModuleDict()
         self.alpha = nn.ParameterDict()
 
     def build(self, student: Side, teacher: Side) -> None:
-        start = math.log(math.expm1(self.init_var - self.eps))  # softplus(start) + eps = init_var
+        above = self.init_var - self.eps
+        start = above + math.log(-math.expm1(-above))  # softplus(start) + eps = init_var
         for role in paired_stages(student, teacher):
             d_S, d_T = student.map_shape(role)[0], teacher.map_shape(role)[0]
             self.predictor[role] = predictor(d_S, d_T)

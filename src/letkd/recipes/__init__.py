@@ -15,7 +15,7 @@ from letkd.recipes.cached import cached_layer
 from letkd.recipes.label_free import label_free_layer
 from letkd.recipes.own_size import own_size_layer
 from letkd.recipes.quick import quick_layer
-from letkd.recipes.scale import scaled_layer
+from letkd.recipes.scale import scaled_layer, scaled_warmup_layer
 from letkd.recipes.schema import Recipe, full_path, validate
 from letkd.recipes.tables import dotted, has, leaves, merge, with_auto_weights, with_taps_as_text
 
@@ -102,8 +102,9 @@ def resolve_with_sources(
 ) -> tuple[Recipe, dict[str, str]]:
     """Like `resolve`, and the source of each value by dotted key: a file, `override`, `--quick` or `--set`.
 
-    A key with the schema's default has no source. If only the number of epochs is set, milestones are scaled with it; automatic views of
-    the cache follow from the epochs; a folder of images without `data.size` gets the input size of the student. Their sources say so.
+    A key with the schema's default has no source. If only the number of epochs is set, milestones and the warm-up of methods are scaled
+    with it; automatic views of the cache follow from the epochs; a folder of images without `data.size` gets the input size of the
+    student. Their sources say so.
     """
     layers, method = _files(name, method, preset)
     if quick:
@@ -113,7 +114,7 @@ def resolve_with_sources(
     layers = with_auto_weights([(source, with_taps_as_text(layer)) for source, layer in layers])
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
-    for derive in (scaled_layer, cached_layer, label_free_layer, own_size_layer):
+    for derive in (scaled_layer, scaled_warmup_layer, cached_layer, label_free_layer, own_size_layer):
         if (derived := derive(layers)) is not None:
             layers.append(derived)
     table = _merged(layers)
@@ -125,11 +126,12 @@ def resolve_with_sources(
 
 
 def derived_values(recipe: Recipe, sources: Mapping[str, str]) -> list[str]:
-    """A line for the user on each value that `resolve_with_sources` derived: scaled milestones, views of the cache, the size of images."""
-    source = sources.get("optim.milestones", "")
+    """A line for the user on each value that `resolve_with_sources` derived: scaled epochs, views of the cache, the size of images."""
     lines = []
-    if ", scaled from " in source:
-        lines.append(f"optim.milestones = {recipe.optim.milestones} ({source}); set optim.milestones to choose others")
+    for key, source in sources.items():
+        if ", scaled from " in source:
+            value = recipe.optim.milestones if key == "optim.milestones" else recipe.methods[key.split(".")[1]]["warmup"]
+            lines.append(f"{key} = {value} ({source}); set {key} to choose another value")
     source = sources.get("train.cache_views", "")
     if source.startswith("a third of the epochs "):
         lines.append(

@@ -234,7 +234,7 @@ class Phase(_Table):
     """A number of epochs before the main training, with their own weights and a constant learning rate."""
 
     epochs: int = Field(ge=1, le=MAX_COUNT, description="number of epochs")
-    weights: Numbers = Field(description="of the loss terms in this phase")
+    weights: Numbers = Field(description="of the loss terms in this phase; a term that is not named has weight 1")
     lr: float | None = Field(default=None, gt=0, le=STEEPEST, description="learning rate; default: optim.lr")
 
 

@@ -100,11 +100,9 @@ def score(
         best = first == batch.y[:, None]
         loss = F.cross_entropy(logits, batch.y, reduction="sum")
         bad = (~torch.isfinite(logits).all(dim=1)).sum()
-        counts += (
-            torch.stack([best.new_tensor(len(best), dtype=torch.float64), best[:, 0].sum(), best.sum(), loss, bad])
-            .double()
-            .cpu()
-        )
+        found = [best[:, 0].sum(), best.sum(), loss, bad]  # in float32 the counts of a batch are exact; MPS has no float64
+        found = torch.stack([value.to(torch.promote_types(loss.dtype, torch.float32)) for value in found]).cpu()
+        counts += torch.cat([torch.tensor([len(best)]), found.double()])
         index = torch.arange(len(rows), len(rows) + len(batch.y)) if batch.index is None else batch.index
         rows += zip(index.tolist(), first[:, 0].tolist(), batch.y.tolist(), strict=True)
     parts = objects_of_all((counts, rows))

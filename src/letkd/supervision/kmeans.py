@@ -22,6 +22,8 @@ from letkd.supervision.labels import Entries, Labels
 from letkd.supervision.stats import MiniBatches, Reservoir, kmeans
 
 PERPLEXITY = 5.0  # D55
+SAMPLE_BYTES = 2**32  # of the pixels that are clustered
+LEAST_PER_CENTRE = 39  # pixels; with fewer, Faiss warns
 ONE_HOT, UNIFORM = (
     1.1,
     0.75,
@@ -38,7 +40,7 @@ def soft_assign(f: Float[Tensor, "b d h w"], rho: Float[Tensor, "K d"], tau: flo
 
 
 def largest_entries(
-    f: Float[Tensor, "n d"], rho: Float[Tensor, "K d"], tau: float, *, least: float, chunk: int = 256
+    f: Float[Tensor, "n d"], rho: Float[Tensor, "K d"], tau: float, *, least: float, chunk: int | None = None
 ) -> Entries | None:
     """p_T of `soft_assign` without its tail: the labels above `least` times the pixel's largest, scaled to sum to one.
 
@@ -46,6 +48,7 @@ def largest_entries(
     None if more than one label in eight would be kept, or if a pixel has none because of a NaN.
     """
     K, width = len(rho), math.isqrt(len(rho)) // 2 or 1
+    chunk = chunk or (256 if f.device.type == "cpu" else max(256, 2**25 // K))  # each chunk waits for the device
     blocks = -(-K // width)
     # −τ‖f_i − ρ_k‖², up to what cancels, is one product: (f_i, 1) with (2τρ_k, −τ‖ρ_k‖²). The last block is padded with −∞.
     f, scaled = F.pad(f, (0, 1), value=1.0), torch.cat([(2 * tau) * rho, -tau * (rho * rho).sum(dim=1, keepdim=True)], dim=1)
@@ -72,9 +75,20 @@ def largest_entries(
     return Entries(torch.cat(index), torch.cat(weight), counts.cumsum(dim=0) - counts, K)
 
 
+def nearest_gaps(rho: Float[Tensor, "K d"], *, chunk: int = 512) -> Float[Tensor, "K"]:
+    """The squared distance from each centre to its nearest neighbour, in chunks of rows: there is never a [K K] tensor."""
+    rho = rho.double()
+    gaps = []
+    for start in range(0, len(rho), chunk):
+        gap = torch.cdist(rho[start : start + chunk], rho).square()
+        gap[torch.arange(len(gap)), torch.arange(start, start + len(gap))] = torch.inf  # a centre and itself
+        gaps.append(gap.min(dim=1).values)
+    return torch.cat(gaps)
+
+
 def _fewer(seen: int) -> int | None:
-    """The largest power of two with at least 39 pixels per centre (with fewer, Faiss warns); None if there is none."""
-    return 2 ** int(math.log2(seen / 39)) if seen >= 2 * 39 else None
+    """The largest power of two with enough pixels per centre; None if there is none."""
+    return 2 ** int(math.log2(seen / LEAST_PER_CENTRE)) if seen >= 2 * LEAST_PER_CENTRE else None
 
 
 class KMeansSupervision(Supervision):
@@ -88,7 +102,8 @@ class KMeansSupervision(Supervision):
         least: labels below this share of a pixel's largest are left out of `labels`, which the fused loss reads; `p_T` contains all
             labels. The fit reports the dropped mass.
         scale_free: divide τ by the mean squared distance between nearest centres, so that it does not depend on the scale.
-        pixels_per_centre: size of the random sample that is clustered, per centre; "all": all pixels, as in the authors' code.
+        pixels_per_centre: size of the random sample that is clustered, per centre, up to 4 GiB in total (then fewer, but at least 39);
+            "all": all pixels, as in the authors' code.
         engine: "faiss" clusters the sample by Lloyd's algorithm; with "minibatch" every pixel of the stream updates the centres once
             (scikit-learn), in the memory of one mini-batch. The result then depends on the order of the images, and one process
             must see all of them.
@@ -143,7 +158,7 @@ class KMeansSupervision(Supervision):
         self.engine = engine
         self._reservoir: Reservoir | None = None
         self._minibatches: MiniBatches | None = None
-        self._auto_tau: tuple[Tensor, float] | None = None  # the buffer and its value: reading a buffer on a GPU synchronises
+        self._read: tuple[Tensor, float] | None = None  # a buffer and its value
 
     def bind(self, where: str, *, d: int, C: int) -> None:
         super().bind(where, d=d, C=C)
@@ -176,7 +191,7 @@ class KMeansSupervision(Supervision):
 
     def reset(self) -> None:
         super().reset()
-        self._reservoir = self._minibatches = None
+        self._reservoir = self._minibatches = self._read = None
 
     def partial_fit(self, f_T: Float[Tensor, "b d h w"], y: Int[Tensor, "b"], index: Int[Tensor, "b"] | None = None) -> None:
         self._check_map(f_T)
@@ -185,7 +200,9 @@ class KMeansSupervision(Supervision):
         if self._reservoir is None:
             wanted = self.pixels_per_centre
             few = 4096 if self.engine == "minibatch" else None  # only for the report
-            self._reservoir = Reservoir(few or (self.K * wanted if isinstance(wanted, int) else 2**62), seed=self.seed)
+            fits = SAMPLE_BYTES // (4 * f_T.shape[1])
+            some = min(self.K * wanted, max(self.K * LEAST_PER_CENTRE, fits)) if isinstance(wanted, int) else 2**62
+            self._reservoir = Reservoir(few or some, seed=self.seed)
             self._minibatches = MiniBatches(self.K, seed=self.seed) if few else None
         if self._minibatches is not None:
             self._minibatches.add(f_T)
@@ -212,9 +229,7 @@ class KMeansSupervision(Supervision):
             else self._minibatches.finish()
         )  # Alg. 1, offline: ρ_k  [K d]
         self._reservoir = self._minibatches = None
-        gap = torch.cdist(rho.double(), rho.double()).square()
-        gap.fill_diagonal_(torch.inf)
-        nearest = gap.min(dim=1).values.mean() if self.K > 1 else torch.ones(())
+        nearest = nearest_gaps(rho).mean() if self.K > 1 else torch.ones(())
         if not nearest > 0:
             raise FitError(
                 f"the teacher's maps at {self.where!r} contain fewer than K={self.K} different pixels ({len(F.unique(dim=0))} of "
@@ -270,10 +285,14 @@ class KMeansSupervision(Supervision):
         self._check_fitted()
         self._check_channels(f_T, self.rho_.shape[1])
         if math.isnan(self.tau):
-            if self._auto_tau is None or self._auto_tau[0] is not self.tau_:
-                self._auto_tau = self.tau_, self.tau_.item()
-            return self._auto_tau[1]
-        return self.tau / self.nearest_.item() if self.scale_free else self.tau
+            return self._number(self.tau_)
+        return self.tau / self._number(self.nearest_) if self.scale_free else self.tau
+
+    def _number(self, buffer: Tensor) -> float:
+        """The value of a buffer; read once, because reading waits for the device."""
+        if self._read is None or self._read[0] is not buffer:
+            self._read = buffer, buffer.item()
+        return self._read[1]
 
     def extra_repr(self) -> str:
         tau = "auto" if math.isnan(self.tau) else f"{self.tau:g}"

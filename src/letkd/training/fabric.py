@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from letkd.progress import is_quiet, set_quiet
 from letkd.recipes.schema import Recipe
+from letkd.recipes.tables import leaves
 from letkd.training.device import choices
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ def launch(recipe: Recipe) -> "Fabric":
 
     devices, nodes = processes_from(os.environ)
     if devices * nodes > 1:
-        some_unused = bool(recipe.phases) or not all(recipe.weights.values())
+        # Without weight, or with α = 0 (D32), parameters have no gradient.
+        no_layer = any(path[-1] == "alpha" and value == 0 for path, value in leaves(recipe.methods))
+        some_unused = bool(recipe.phases) or not all(recipe.weights.values()) or no_layer
         strategy = DDPStrategy(find_unused_parameters=some_unused)
     else:
         strategy = "auto"

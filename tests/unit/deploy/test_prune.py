@@ -171,4 +171,7 @@ def test_shrink_says_what_it_needs(tmp_path):
     assert len(train) + len(held) == len(data.train)
     assert len(held) == 10
     assert hold_out(load_data("digits"))[2] == "validation"
+    train, held, _ = hold_out(load_data("digits", val=0, fraction=0.3, unlabelled="rest"))
+    assert (train.labels < 0).any()
+    assert (held.labels >= 0).all()
     assert folded_layers(source.student) == ["last.0.kd_layer", "last.kd_layer"]

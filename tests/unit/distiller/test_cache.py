@@ -147,6 +147,17 @@ def test_shards_do_not_depend_on_seed_order_or_who_makes_them_and_are_found_agai
     assert "found, 24 images" in said()
 
 
+def test_labels_of_another_site_are_added_to_a_view_and_the_message_names_only_them(tmp_path, said):
+    loader = a_loader()
+    TeacherCache(fitted([quest(6)], loader, seed=3), loader, tmp_path).prepare(0)
+    before = shards(tmp_path)
+    assert "view 1 of 2: p_T at penultimate of the teacher: computed in" in said()
+    TeacherCache(fitted([letkd2(6, 2)], loader, seed=3), loader, tmp_path).prepare(0)
+    assert "view 1 of 2: p_T at intermediate of the teacher: computed in" in said()
+    assert len(before) == 1
+    assert before.items() < shards(tmp_path).items()
+
+
 @pytest.mark.parametrize("change", ["teacher", "precision", "data", "augment", "tau", "fit", "view"])
 def test_whatever_the_shards_depend_on_makes_others(change, tmp_path):
     view = 0

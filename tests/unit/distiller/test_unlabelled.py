@@ -213,6 +213,16 @@ def test_a_task_gets_labels_as_its_target_and_methods_still_read_them():
     torch.testing.assert_close(list(one.terms.values()), list(two.terms.values()))
 
 
+def test_integers_of_a_task_need_not_be_classes():
+    x, ages = a_stream()[0].x, torch.tensor([3, 57, 20, -5, 80, 7, 31, 2])
+    task = lambda output, batch: {"own": (output.mean(dim=(1, 2, 3)) - batch.target).square().mean()}  # noqa: E731
+    distiller = Distiller(dense(4), dense(5), letkd1(6), task=task, **MAPS).fit([(x, ages)])
+    assert distiller((x, ages)).loss.isfinite()
+    needy = a_distiller(DKD(), task=lambda output, batch: {"own": output.mean()})
+    with pytest.raises(DataError, match="a label is 80, but with"):
+        needy((x, ages.clamp_min(0)))
+
+
 @pytest.mark.parametrize(
     ("task", "sentence"),
     [

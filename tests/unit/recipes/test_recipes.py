@@ -9,7 +9,17 @@ import pytest
 
 from letkd.errors import RecipeError
 from letkd.methods import LetKD, letkd1, letkd2
-from letkd.recipes import HERE, derived_values, list_cells, list_methods, list_pairs, merge, resolve, resolve_with_sources
+from letkd.recipes import (
+    HERE,
+    derived_values,
+    list_cells,
+    list_methods,
+    list_pairs,
+    list_presets,
+    merge,
+    resolve,
+    resolve_with_sources,
+)
 from letkd.recipes.schedule import lr_factor
 from letkd.recipes.tables import as_toml, dotted, leaves
 
@@ -217,6 +227,18 @@ def test_a_preset_lies_over_the_cell_and_under_what_the_user_says(tmp_path):
         resolve("digits/tiny/ce", preset="fsat")
 
 
+@pytest.mark.parametrize("preset", list_presets())
+def test_a_preset_has_exceptions_for_rows_that_set_their_own_weights(preset):
+    # An exception for a method also applies to the rows like it, whose own weights it must not replace.
+    for method in list_methods():
+        own, file = resolve_with_sources("digits/tiny", method=method)
+        recipe, sources = resolve_with_sources("digits/tiny", method=method, preset=preset)
+        for term, weight in recipe.weights.items():
+            key = dotted(("weights", term))
+            if file[key] == f"methods/{method}.toml" and sources[key] != f"presets/{preset}.toml, exceptions.{method}":
+                assert weight == own.weights[term], (method, key)
+
+
 def test_a_key_that_one_table_has_may_stand_alone():
     recipe = resolve("cifar100/rn56-rn20/letkd-2", settings=["epochs=1", "lr=0.2", "batch_size=32", "title=mine"])
     assert (recipe.train.epochs, recipe.optim.lr, recipe.data.batch_size, recipe.title) == (1, 0.2, 32, "mine")
@@ -413,8 +435,26 @@ def test_milestones_move_with_the_epochs(epochs, milestones):
     for given in ({"settings": [f"epochs={epochs}"]}, {"overrides": {"train.epochs": epochs}}):
         recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", **given)
         assert recipe.optim.milestones == milestones
-        change = f"optim.milestones = {milestones} (base.toml, scaled from 240 to {epochs} epochs); set optim.milestones to choose others"
+        change = (
+            f"optim.milestones = {milestones} (base.toml, scaled from 240 to {epochs} epochs); set optim.milestones to choose "
+        )
+        change += "another value"
         assert derived_values(recipe, sources) == ([] if epochs == 240 else [change])
+
+
+@pytest.mark.parametrize(("method", "key"), [("dkd", "methods.dkd.warmup"), ("reviewkd", "methods.reviewkd.warmup")])
+def test_the_warm_up_of_a_method_moves_with_the_epochs(method, key):
+    def warmup(*settings: str, **more) -> int:
+        recipe, sources = resolve_with_sources(f"cifar100/rn56-rn20/{method}", settings=settings, **more)
+        moved = any(line.startswith(f"{key} = ") for line in derived_values(recipe, sources))
+        assert moved == ("scaled from 240" in sources[key])
+        return recipe.methods[method]["warmup"]
+
+    assert [warmup(), warmup("epochs=48"), warmup("epochs=12"), warmup("epochs=3")] == [20, 4, 1, 0]
+    assert warmup("epochs=12", f"{key}=7") == warmup(f"{key}=7", "epochs=12") == 7
+    assert warmup(quick=True) == 20
+    assert warmup(preset="fast") == (0 if method == "dkd" else 1)
+    assert resolve(f"imagenet/rn34-rn18/{method}", settings=["epochs=50"]).methods[method]["warmup"] <= 1
 
 
 def test_milestones_that_are_set_stay(tmp_path):
@@ -425,6 +465,7 @@ def test_milestones_that_are_set_stay(tmp_path):
     own.write_text(f"{known}[train]\nepochs = 24\n[optim]\nmilestones = [7]\n")
     assert resolve(own).optim.milestones == [7]
     assert resolve(own, settings=["epochs=48"]).optim.milestones == [14]
+    assert resolve("cifar100/rn56-rn20/kd", settings=["milestones=[5]", "epochs=10"]).optim.milestones == [5]
     for more in (["milestones=[5]"], ["schedule=cosine"]):
         recipe, sources = resolve_with_sources("cifar100/rn56-rn20/kd", settings=["epochs=10", *more])
         assert recipe.optim.milestones == ([5] if "milestones" in more[0] else [150, 180, 210])
