@@ -169,6 +169,12 @@ def check_labels(y: Tensor, C: int | None, *, least: int = 0) -> bool:
     return low >= 0
 
 
+def all_labelled(batch: Batch, C: int | None) -> bool:
+    """Whether every image has a label; raises an error if a label is not one of the C classes."""
+    labelled = [check_labels(y, C, least=UNLABELLED) for y in (batch.y, batch.y2) if y is not None]
+    return all(labelled)
+
+
 def _images_wrong(x: Tensor, channels: int | None) -> str:
     problem = f"the images of a batch are {_kind(x)}, and networks take normalised float images [b {channels or 3} H W]"
     if x.ndim != 4:

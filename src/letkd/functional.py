@@ -15,6 +15,15 @@ def pixels(f: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
     return f.permute(0, 2, 3, 1).reshape(-1, f.shape[1])
 
 
+def unit(x: Float[Tensor, "n d ..."]) -> Float[Tensor, "n d ..."]:
+    """x / ‖x‖ along the second dimension. A zero vector stays zero, and its gradient is zero.
+
+    `F.normalize` multiplies the gradient of a zero vector by 10¹², and in half precision divides by zero.
+    """
+    length = x.norm(dim=1, keepdim=True)
+    return x / torch.where(length > 1e-12, length, torch.inf)
+
+
 def pool_ratio(have: tuple[int, int], want: tuple[int, int], role: str) -> tuple[int, int]:
     """Teacher pixels per student pixel, in height and width; both must be whole numbers."""
     ratio = (have[0] // want[0], have[1] // want[1])

@@ -7,9 +7,11 @@ The groups are `letkd.methods`, `letkd.supervisions`, `letkd.models`, `letkd.dat
 code runs when a name of its group is first looked up.
 """
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,18 +83,29 @@ class Registry(Mapping[str, Item]):
 
 @cache
 def plugin_recipes() -> dict[str, Path]:
-    """Recipe files by row name, from the packages in the group `letkd.recipes`: every `NAME.toml` in such a package is a row."""
-    from importlib.util import find_spec
-
+    """Recipe files by row name, from the packages in the group `letkd.recipes`: every valid `NAME.toml` in such a package is a row."""
     found: dict[str, Path] = {}
     for entry in plugins("recipes"):
-        spec = find_spec(entry.value)
-        folders = (spec.submodule_search_locations or []) if spec else []
+        folders = _folders(entry)
         if not folders:
             _left_out(entry, f"{entry.value} is not an installed package")
-        for folder in folders:
-            found |= {path.stem: path for path in sorted(Path(folder).glob("*.toml"))}
+        for path in (path for folder in folders for path in sorted(Path(folder).glob("*.toml"))):
+            try:
+                tomllib.loads(path.read_text(encoding="utf-8"))
+            except (ValueError, RecursionError, OSError) as error:
+                _left_out(entry, f"{path.name} is not a valid TOML file: {error}")
+            else:
+                found[path.stem] = path
     return found
+
+
+def _folders(entry: EntryPoint) -> list[str]:
+    """Where the package of an entry point is; empty if it is not installed."""
+    try:
+        spec = find_spec(entry.value)
+    except (ImportError, ValueError):  # of the package that contains it
+        return []
+    return list(spec.submodule_search_locations or []) if spec else []
 
 
 def _left_out(entry: EntryPoint, why: str) -> None:

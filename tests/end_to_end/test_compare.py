@@ -195,12 +195,14 @@ def test_wrong_files_of_ones_own_get_a_sentence(letkd, tmp_path):
     (tmp_path / "mine.toml").write_text(OWN)
     (tmp_path / "odd.toml").write_text(OWN.replace("[rows.few]", '[rows."../few"]'))
     (tmp_path / "methods.toml").write_text(OWN + "[methods.kd]\n")
+    (tmp_path / "like.toml").write_text(OWN.replace('[rows.few]\nlike = "letkd-1"', '[rows.few]\nlike = ["kd", "at"]'))
     for given, says in {
         ("mine.toml", "--methods", "ce,fwe"): "unknown method 'fwe'; nearest: few",
         ("mine.toml", "--against", "fwe"): "--against 'fwe' is not a row of this comparison; nearest: few",
         ("odd.toml",): "the row name '../few' cannot be used as a folder name",
         ("methods.toml",): "methods.toml has a top-level [methods] table (kd), which would apply to every row",
         ("none.toml",): "the recipe file none.toml does not exist",
+        ("like.toml",): "like.toml: 'like' of the row 'few' is ['kd', 'at']; name one method or row, as in like = \"kd\"",
     }.items():
         code, _, err = letkd("compare", *given, "--out", "out")
         assert (code, err.count("\n")) == (2, 1), err
@@ -236,3 +238,13 @@ def test_a_killed_process_is_taken_up_by_another_and_errors_come_back_as_sentenc
     assert (outcomes[0].state, outcomes[1].state, outcomes[1].sentence) == ("done", "failed", "a sentence of its own")
     assert (tmp_path / "done").exists()
     assert "fails: killed by signal 9; started again" in said()
+
+
+def test_settings_of_a_method_do_not_reach_the_teacher_and_an_unknown_method_fails_its_row(tmp_path):
+    settings = [*SMALL, "methods.kd.T=2.0", "weights.kd=0.5"]
+    teacher, kd = compare("digits/tiny", ["kd"], tmp_path / "one", trials=1, settings=settings)
+    assert teacher.results
+    recipe = resolve(tmp_path / "one" / "kd" / "seed-0" / "recipe.toml")
+    assert (kd.note, recipe.methods["kd"]["T"], recipe.weights["kd"]) == ("", 2.0, 0.5)
+    _, row = compare("digits/tiny", ["ce"], tmp_path / "two", trials=1, settings=[*SMALL, "methods.kdd.T=2.0"])
+    assert "unknown method 'kdd' (nearest: kd" in row.note

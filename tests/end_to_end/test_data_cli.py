@@ -36,6 +36,16 @@ def test_a_tree_with_everything_wrong(letkd, tmp_path):
     assert "the class cow of test is not in train" in out
 
 
+def test_images_without_classes(letkd, tmp_path):
+    tree = a_tree(tmp_path / "tree", {"ant": 3, "bee": 2})
+    spoil(tree / "ant" / "001.png")
+    code, out, err = letkd("data", "check", "images", "--root", "tree", "--workers", 0)
+    assert (code, err.splitlines()[-1]) == (2, "letkd: images: 1 problem(s), listed above")
+    assert row(out, "train")[1:] == ["5", "0", "20 to 22 x 16 to 16", "0", "1"]
+    assert "ant/001.png cannot be decoded" in out
+    assert "networks get 224x224 (data.size)" in out.replace("\n", " ")
+
+
 def test_official_sets_are_counted(letkd, tmp_path):
     a_tiny_imagenet(tmp_path)
     an_imagenet(tmp_path / "in", flat=True)

@@ -129,6 +129,19 @@ def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_rows(tmp_path, monkeypa
     assert seen == [seen[0], 1, 2, 3, seen[0], 4]
 
 
+def test_tensorboard_that_is_new_to_a_run_gets_its_earlier_rows(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = RunFolder(tmp_path / "run", RECIPE)
+    with run.begin():
+        for epoch in (1, 2):
+            run.log({"epoch": epoch, "loss": 2.0})
+        for first in (3, 4):
+            with tracked(run, ["tensorboard"], first) as track:
+                track({"epoch": first, "loss": 2.0})
+    found = events.EventAccumulator(str(run.tensorboard)).Reload()
+    assert [event.step for event in found.Scalars("loss")] == [1, 2, 3, 4]
+
+
 def test_wrong_trackers_get_a_sentence(letkd, monkeypatch):
     code, _, err = letkd("train", "digits/tiny/ce", "--quick", "--log", "wandbb")
     assert (code, err) == (2, "letkd: --log 'wandbb': unknown tracker; nearest: wandb\n")

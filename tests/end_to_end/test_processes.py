@@ -199,9 +199,39 @@ def test_samples_and_moments_of_two_are_those_of_one(tmp_path):
         torch.testing.assert_close(held["second"], moments.second)
 
 
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm's: its forward pass contains dropout and activation."""
+
+    __module__ = "timm.layers.norm_act"
+
+    def __init__(self, d: int):
+        super().__init__(d)
+        self.drop, self.act = nn.Identity(), nn.Hardswish()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.act(self.drop(super().forward(input)))
+
+
+class Named(nn.BatchNorm2d):
+    """With nothing of its own."""
+
+
+class Doubled(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+    first = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), BatchNormAct2d(4), Named(4))
+    return nn.Sequential(*first, nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+
+
+def test_a_batch_norm_with_another_forward_pass_is_refused():
+    with pytest.raises(
+        RecipeError, match=r"train\.sync_bn: .*Doubled has a forward pass of its own, which cannot be synchronised"
+    ):
+        sync_batch_norms(nn.Sequential(Doubled(3)))
 
 
 def _synced(rank: int) -> dict:

@@ -14,6 +14,7 @@ from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.training.build import build_distiller, fit, read_data
 from tests.support.runs import ALONE, BOTH, images_alone, recipe_for, same_end, save_pictures, stop_after
+from tests.support.trees import a_tree
 
 
 @pytest.fixture(scope="module")
@@ -146,5 +147,10 @@ def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):
 def test_a_probe_without_labels_is_told_before_training(teacher, pictures, tmp_path):
     recipe = images_alone("kd", teacher, pictures, "probe.name=images", f"probe.root={str(pictures)!r}")
     with pytest.raises(DataError, match="a probe needs labelled training and test images, and images lacks them"):
+        loop.train(recipe, tmp_path / "run")
+    for part in ("train", "test"):
+        a_tree(tmp_path / "one" / part, {"ant": 3})
+    recipe = images_alone("kd", teacher, pictures, "probe.name=folder", f"probe.root={str(tmp_path / 'one')!r}")
+    with pytest.raises(DataError, match="a probe needs two classes or more, and the training images of folder have one"):
         loop.train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()

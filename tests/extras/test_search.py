@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import letkd.training.loop as loop
 from letkd.distiller.cache import TeacherCache
+from letkd.errors import RunError
 from letkd.runs.folder import RunFolder
 from letkd.runs.study_file import read_study
 from letkd.supervision.kmeans import KMeansSupervision
@@ -281,3 +283,28 @@ def test_a_storage_that_breaks_down_leaves_the_trial_open(letkd, tmp_path, monke
     assert code == 0, err
     assert "trial 0: its process ended; resumed" in err
     assert [record.state for record in read_study(tmp_path / "study").trials] == ["COMPLETE"] * 2
+
+
+def test_a_fault_of_the_machine_leaves_the_trial_open_and_one_of_its_values_ends_it(letkd, tmp_path, monkeypatch):
+    given = [*GIVEN, "--trials", 3, "--out", "study", "--pruner", "none", "--set", "train.epochs=1"]
+    train, errors = (
+        loop.train,
+        [None, RunError("there is no space left; run the same command again"), RuntimeError("too large")],
+    )
+
+    def failing(*args, **options):
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+        return train(*args, **options)
+
+    monkeypatch.setattr(loop, "train", failing)
+    code, _, err = letkd(*given)
+    assert (code, "there is no space left" in err) == (2, True), err
+    assert [trial.state.name for trial in trials_of(tmp_path / "study")] == ["COMPLETE", "RUNNING"]
+    code, _, err = letkd(*given)
+    assert code == 0, err
+    assert "trial 1 RuntimeError: too large" in err
+    assert [trial.state.name for trial in trials_of(tmp_path / "study")] == ["COMPLETE", "FAIL", "COMPLETE"]
+    code, _, err = letkd(*given[: len(GIVEN)], "--trials", 2, *given[len(GIVEN) + 2 :])  # fewer than there are
+    assert code == 0, err

@@ -221,3 +221,32 @@ def test_a_weight_cannot_become_automatic_later():
     other.set_weights({"kd/penultimate": "auto"})  # the first automatic one
     with pytest.raises(LetkdError, match="'kd/intermediate' became automatic after the Distiller was made"):
         other.set_weights({"kd/intermediate": "auto"})
+
+
+class Dark(nn.Module):
+    """Sets some pixels of a map to zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.arange(x.shape[-1]) > 0)
+
+
+@pytest.mark.parametrize("case", ["quest", "letkd-1"])
+def test_zero_pixels_do_not_spoil_the_weight(case):
+    make, found = CASES[case][0], []
+    for dark in (False, True):
+        distiller = distiller_of(make, auto="auto")
+        if dark:
+            distiller.student.last[1].relu = nn.Sequential(nn.ReLU(), Dark())
+        distiller(stream()[0])
+        found.append(distiller.auto_weights()["kd/penultimate"])
+    assert 0.3 < found[1] / found[0] < 3
+
+
+def test_a_term_that_is_switched_off_keeps_its_measurement():
+    distiller = a_distiller([KD(), letkd1(6)], weights={"kd": "auto", "kd/penultimate": "auto"}).fit(a_stream()).train()
+    distiller(a_stream()[0])
+    before = distiller.auto_weights()["kd"]
+    distiller.set_weights({"kd": 0, "kd/penultimate": "auto"})
+    distiller(a_stream()[1])
+    distiller.set_weights({"kd": "auto", "kd/penultimate": "auto"})
+    assert distiller.auto_weights()["kd"] == before

@@ -140,8 +140,20 @@ def test_without_running_statistics_those_of_the_batch_are_used_in_eval_too():
     compare(plain.eval(), twin.eval(), a_map(), **EXACT)
 
 
+def test_pixels_that_match_no_template_get_no_gradient_in_half_precision():
+    """Their length is 0: a division by a tiny number instead would overflow in the gradient of ν."""
+    x, W = torch.randn(9, 3), torch.randn(4, 3)
+    A, B, V = torch.ones(4), torch.tensor([-100.0, -100, -100, -100]), torch.randn(3, 4)
+    leaves = [t.requires_grad_() for t in (x, W, A, B, V)]
+    v, log_Z = fused._Match.apply(*leaves, True, torch.float16)
+    gradients = torch.autograd.grad((v * 65536).sum() + log_Z.sum(), leaves)
+    assert not v.any()
+    assert all(g.isfinite().all() for g in gradients)
+    assert not gradients[-1].any()
+
+
 def test_one_pixel_has_no_statistics():
-    with pytest.raises(DataError, match=r"at least two pixels in training but got one; use a larger batch, or eval\(\)"):
+    with pytest.raises(DataError, match=r"at least two pixels in training but got 1; use a larger batch, or eval\(\)"):
         layers()[1](torch.randn(1, d, 1, 1).double())
 
 

@@ -62,7 +62,13 @@ def test_cosine_conv_is_the_scaled_cosine(normalize_input):
 def test_cosine_conv_of_a_zero_pixel_is_zero():
     x = a_map()
     x[1, :, 0, 2] = 0
-    assert torch.equal(CosineConv1x1(4, 5, scale=3.0).double()(x)[1, :, 0, 2], torch.zeros(5, dtype=torch.float64))
+    conv = CosineConv1x1(4, 5, scale=3.0).double()
+    assert torch.equal(conv(x)[1, :, 0, 2], torch.zeros(5, dtype=torch.float64))
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad((conv(x) * a_map(d=5)).sum(), x)
+    assert not gradient[1, :, 0, 2].any()
+    assert (gradient.abs().amax(dim=1) > 0).sum() == 2 * 2 * 3 - 1
+    assert not conv.half()(x.detach().half())[1, :, 0, 2].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.3}, {"normalize_value_input": False}, {"alpha": -2.0}])

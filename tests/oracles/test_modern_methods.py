@@ -168,13 +168,13 @@ def test_hcl_averages_over_coarser_grids(size, weights):
 def test_a_fusion_is_its_formula():
     """By loops over pixels, with BN in eval mode: u, the attention of u and r, and the 3x3 on what is resized to the teacher."""
     torch.manual_seed(1)
-    fusion = Fusion(3, 5, 4, (4, 4), last=False).double().eval()
+    fusion = Fusion(3, 5, 4, last=False).double().eval()
     for module in fusion.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -1, 1)
             nn.init.uniform_(module.running_var, 0.5, 2)
     f_S, r = torch.randn(2, 3, 2, 2, dtype=torch.float64), torch.randn(2, 4, 1, 1, dtype=torch.float64)
-    o, passed = fusion(f_S, r)
+    o, passed = fusion(f_S, r, (4, 4))
     (conv, bn), att = fusion.enter, fusion.attention
     expected = torch.zeros(2, 4, 4, 4, dtype=torch.float64)
     for n in range(2):
@@ -192,7 +192,7 @@ def test_a_fusion_is_its_formula():
 
 
 def test_the_deepest_fusion_has_no_attention():
-    assert Fusion(3, 5, 4, (1, 1), last=True).attention is None
+    assert Fusion(3, 5, 4, last=True).attention is None
 
 
 PARAMETERS = {
@@ -244,6 +244,16 @@ def test_reviewkd_warms_up_from_nothing_in_the_first_epoch():
     assert found == pytest.approx([0, found[3] / 2, found[3], found[3]])
     unknown = distiller((a_stream()[0].x, a_stream()[0].y)).terms["reviewkd"].item()
     assert unknown == pytest.approx(found[3])
+
+
+def test_reviewkd_takes_images_of_another_size_but_not_a_single_one():
+    distiller = a_distiller(ReviewKD(warmup=0), "unequal")
+    x, y = images(4, size=(24, 40))
+    assert distiller((x, y)).terms["reviewkd"] > 0
+    with pytest.raises(DataError, match="ReviewKD normalises over the batch, but this one has a single image"):
+        distiller((x[:1], y[:1]))
+    distiller.eval()
+    assert distiller((x[:1], y[:1])).terms["reviewkd"] > 0
 
 
 @pytest.mark.parametrize(("method", "term"), [(ReviewKD, "reviewkd"), (DKD, "dkd")])

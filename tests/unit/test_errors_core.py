@@ -177,6 +177,17 @@ def test_sites_do_not_share_a_supervision():
         LetKD([Site(role, shared) for role in ("stage3", "penultimate")])
 
 
+def test_roles_with_the_same_module_name_are_refused():
+    with pytest.raises(UnsupportedPair, match=r"its own role and supervision; it got \['a\.b', 'a_b'\]"):
+        LetKD([Site(role, KMeansSupervision(4)) for role in ("a.b", "a_b")])
+
+
+@pytest.mark.parametrize("K", [0, -3])
+def test_k_is_a_count(K):
+    with pytest.raises(FitError, match=rf'K-means with K={K!r}: K must be 1 or more, or "auto"'):
+        KMeansSupervision(K)
+
+
 def test_two_methods_that_would_take_each_others_place_are_refused():
     with pytest.raises(LetkdError, match=r"two methods have the term 'kd', but only one of them would count; remove one"):
         build([KD(1.0), KD(4.0)])
@@ -281,7 +292,7 @@ def test_what_is_not_fitted_is_named_with_k_and_site():
 
 def test_fit_into_a_folder_must_know_the_data(tmp_path):
     with pytest.raises(
-        LetkdError, match=r"fit\(folder=…\) needs a name for the data, which is stored in the fitted files; pass data="
+        LetkdError, match=r"fit\(folder=…\) needs a name for the data, which is stored in the files; pass data="
     ):
         build(quest(6)).fit(a_stream(), folder=tmp_path)
 
@@ -335,7 +346,7 @@ def poison_labels(distiller, batch):
 
 
 def poison_weight(distiller, batch):
-    distiller.set_weights({"ce": torch.inf})
+    distiller.weights["ce"] = torch.inf
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def check(
     name: Annotated[
         str,
         typer.Argument(
-            help="digits, cifar10, cifar100, tiny-imagenet, imagenet, or folder for your own image tree.", show_default=False
+            help="digits, cifar10, cifar100, tiny-imagenet, imagenet, folder for your own image tree, or images for images "
+            "without classes.",
+            show_default=False,
         ),
     ],
     root: Annotated[Path | None, typer.Option(help="Folder with its files.", show_default=False)] = None,

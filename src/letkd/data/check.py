@@ -1,7 +1,7 @@
 """`letkd data check`: the files of a data set, and what is wrong with them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from letkd.data.archives import COUNTS, MD5
@@ -9,6 +9,7 @@ from letkd.data.base import READERS, AnySplit, Reading, unknown_data
 from letkd.data.download import md5_of
 from letkd.data.image_folder import SIZE, list_tree, need_folder
 from letkd.data.imagenet import list_imagenet
+from letkd.data.images import list_images
 from letkd.data.listing import Listing, check_files
 from letkd.data.pictures import default_resize, printable
 from letkd.data.tiny_imagenet import SIZE as TINY_SIZE
@@ -32,6 +33,7 @@ LISTS = {
     "folder": lambda root: list_tree(need_folder("folder", root, "a tree of images with one folder per class")),
     "tiny-imagenet": lambda root: list_tiny_imagenet(root)[1],
     "imagenet": lambda root: list_imagenet(root)[1],
+    "images": lambda root: {"train": replace(list_images(root), classes=())},
 }
 
 

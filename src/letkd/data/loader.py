@@ -131,6 +131,7 @@ class Loader:
         self._shares: Shares | None = None
         if unlabelled_share is not None:
             self._shares = Shares(split.labels, batch_size, unlabelled_share)
+            self._shares.batches(drop_last=drop_last)  # raises an error if there are too few images for one
         self._partly = bool((split.labels < 0).any())
         self.split, self.batch_size = split, batch_size
         self.mean, self.std, self.augment = mean, std, augment or Augment()

@@ -72,7 +72,9 @@ def _upright(picture: Image.Image, pixels: Image.Image) -> Image.Image:
 
 
 def _rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):  # older Pillow reads these as I
+    if picture.mode.startswith("I;16") or (
+        picture.mode == "I" and picture.format in ("PNG", "PPM")
+    ):  # older Pillow reads PNG as I
         values = np.asarray(picture).clip(0, 65535).astype(np.int32)
         grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")

@@ -37,6 +37,9 @@ class Shares:
     def batches(self, *, drop_last: bool) -> int:
         """Batches per epoch: one pass over the labelled images, or over the unlabelled ones if batches have no labelled images."""
         n, of_each = (int(self.has_label.sum()), self.labelled) if self.labelled else (len(self.unlabelled), self.others)
+        if drop_last and n < of_each:
+            kind = "labelled" if self.labelled else "unlabelled"
+            raise DataError(f"every batch needs {of_each} {kind} images, and there are {n}; choose a smaller batch_size")
         return n // of_each + (not drop_last and n % of_each > 0)
 
     def order(

@@ -35,9 +35,10 @@ def add_unlabelled(data: Dataset, unlabelled: str, rest: AnySplit, reading: Read
             )
         return replace(data, train=Joined(data.train, without_labels(rest)))
     sized = replace(reading, size=data.image_size, resize=reading.resize or data.train.resize)
-    images = leave_out(
-        read_images(Path(unlabelled).expanduser(), sized), {"test": data.test, "validation": data.val}, unlabelled
-    )
+    images = read_images(Path(unlabelled).expanduser(), sized)
+    if not len(images):
+        raise DataError(f"no image of {printable(unlabelled)} can be decoded; name a folder with other images")
+    images = leave_out(images, {"test": data.test, "validation": data.val}, unlabelled)
     if not len(images):
         raise DataError(
             f"all images of {printable(unlabelled)} are in the test or validation split of {data.name}; name a folder with other images"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from letkd.errors import DataError
+from letkd.errors import DataError, RunError
 
 Result = TypeVar("Result")
 
@@ -53,7 +53,7 @@ def in_workers(function: Callable[[Any], Result], requests: Iterable[Any], *, wo
         except RuntimeError as error:
             if not workers or "worker" not in str(error):
                 raise
-            raise DataError(
+            raise RunError(
                 f"a process that decodes images ended ({str(error).splitlines()[0]}): the machine may be short of memory or of "
                 "shared memory; use fewer processes with data.workers, 0 for none"
             ) from error

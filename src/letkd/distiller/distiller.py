@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from letkd.batch import UNLABELLED, Batch, channels_of, check_labels, example_for
+from letkd.batch import Batch, all_labelled, channels_of, example_for
 from letkd.distiller.finite import all_finite, where_non_finite
 from letkd.distiller.lessons import combined_lessons
 from letkd.distiller.offline import fit_in_folder, fit_parts
 from letkd.distiller.step import Step
 from letkd.distiller.task import Criterion, Task, class_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
-from letkd.distiller.weights import AutoWeights, Weight, check_weights
+from letkd.distiller.weights import AutoWeights, Weight, check_weights, nothing_to_learn
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
 from letkd.progress import track
@@ -108,8 +108,7 @@ class Distiller(nn.Module):
         self.methods = nn.ModuleList(methods)
         if task is not None and criterion is not None:
             raise LetkdError("a criterion and a task were given, but each replaces the cross-entropy; give only one")
-        self.criterion = criterion or F.cross_entropy
-        self.task = task
+        self.criterion, self.task = criterion or F.cross_entropy, task
         self.same_classes = True  # whether the teacher predicts the student's classes
         self.checks = checks
         self.teacher_input, self.bf16_teacher = teacher_input, bf16_teacher
@@ -147,7 +146,7 @@ class Distiller(nn.Module):
         self.weights = check_weights(weights, [*own, *names], own=own, warmup=warmup)
         self.auto = AutoWeights.of(self.weights, places, self.auto)
         if self.task is None and not any(self.weights.values()):
-            raise LetkdError(f"all terms ({', '.join(self.weights)}) have weight 0, so there is nothing to learn; set a weight")
+            raise nothing_to_learn(self.weights)
         self._unused = frozenset(name for name, weight in self.weights.items() if not weight)
         self._active = [method for method in self._methods() if not self._unused.issuperset(method.term_names())]
 
@@ -178,6 +177,7 @@ class Distiller(nn.Module):
         try:
             for method in methods:
                 method.build(here, there)
+                method.to(_device(self.student))
             sites = Counter(site for method in methods for site in method.fittings())
             if twice := [site for site, n in sites.items() if n > 1]:
                 raise LetkdError(f"two methods have a site at {twice[0]!r}; give one of them another role, or remove it")
@@ -207,6 +207,8 @@ class Distiller(nn.Module):
 
     def forward(self, batch: Any) -> Step:
         batch = Batch.of(batch, channels=self._channels, task=self.task is not None)
+        if not len(batch.x):
+            raise DataError("the batch has no images; leave out empty batches")
         with self._reach.watch(self.student, self._trained_layers()) as grafted:
             output, student = self._student_reads(batch.x)  # Alg. 3: F ← f_s(X; θ_s), and F̂ on to the logits
         logits = self._logits(output, self.student)
@@ -215,9 +217,7 @@ class Distiller(nn.Module):
         if batch.y2 is not None:
             self.check_mix()
         if self._checks_labels():
-            C = None if logits is None else logits.shape[1]
-            labelled = [check_labels(y, C, least=UNLABELLED) for y in (batch.y, batch.y2) if y is not None]
-            batch.all_labelled = all(labelled)
+            batch.all_labelled = all_labelled(batch, None if logits is None else logits.shape[1])
         # Alg. 1, online; Alg. 2, online: F ← f_t(X; θ_t)
         view = View(batch, student, *self._read_teacher(batch), same_classes=self.same_classes, unused=self._unused)
         if any(method.two_views for method in self._active):
@@ -228,6 +228,8 @@ class Distiller(nn.Module):
         weights = self.weights if self.auto is None else self.auto.weigh(self.weights, own, terms, student, checks=self.checks)
         # A term of weight 0 is left out, not multiplied by 0: parameters that only it depends on get no gradient and no decay.
         weighted = [weights.get(name, 1.0) * term for name, term in terms.items() if self.weights.get(name, 1.0)]
+        if not weighted:
+            raise nothing_to_learn(terms)
         loss = torch.stack(weighted).sum()  # (3.2)
         # With labels from a table, NaN in the teacher's features would not reach the loss, so the features are checked, too.
         finite = all_finite([loss.detach(), *view.teacher.values()])
@@ -348,9 +350,7 @@ class Distiller(nn.Module):
             if fitting.part.fitted_buffers and (terms is None or fitting.term in terms)
         }
         if folder is not None and not data:
-            raise LetkdError(
-                "fit(folder=…) needs a name for the data, which is stored in the fitted files; pass data='name or hash'"
-            )
+            raise LetkdError("fit(folder=…) needs a name for the data, which is stored in the files; pass data='name or hash'")
         if folder is not None:
             origins = {site: self._origin(fitting, data) for site, fitting in unfitted.items()}
             fit_in_folder(unfitted, Path(folder), origins, partial(self._fit, loader=loader), force=force)

@@ -1,7 +1,7 @@
 """λ of the loss terms: numbers, or from the gradients of the first steps."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -33,9 +33,9 @@ def check_weights(
         raise LetkdError(f"two methods have the term {twice[0]!r}, but only one of them would count; remove one method")
     found = {name: weights.get(name, 1.0) for name in names}
     try:
-        found = {name: parse_weight(weight) if isinstance(weight, str) else float(weight) for name, weight in found.items()}
+        found = {name: parse_weight(weight) for name, weight in found.items()}
     except ValueError as error:
-        raise LetkdError(str(error)) from None
+        raise LetkdError(f"weights {dict(weights)!r:.200}: {error}") from None
     auto = [name for name, weight in found.items() if isinstance(weight, str)]
     if wrong := [name for name in auto if name in own]:
         raise LetkdError(f"the weight of {wrong[0]!r} is {found[wrong[0]]!r}, but others are shares of it; give a number")
@@ -49,6 +49,10 @@ def check_weights(
             f"the weight of {auto[0]!r} is {found[auto[0]]!r}, a share of the gradient of {own[0]!r}, whose weight is 0; give a number"
         )
     return found
+
+
+def nothing_to_learn(terms: Iterable[str]) -> LetkdError:
+    return LetkdError(f"all terms ({', '.join(terms)}) have weight 0, so there is nothing to learn; set a weight")
 
 
 class AutoWeights(nn.Module):
@@ -141,16 +145,20 @@ class AutoWeights(nn.Module):
 
         Args:
             own: the student's own loss.
-            terms: by name, all that have a place.
+            terms: by name. One that has a place but weight 0 is not among them, and its measurements stay.
             features: the student's, by role.
             checks: raise an error if a gradient is zero; this waits for the device.
         """
-        now = torch.stack([self._squares(name, own, terms[name], features) for name in self.places], dim=1)
+        none = own.new_zeros(2, dtype=torch.float32)
+        found = [self._squares(name, own, terms[name], features) if name in terms else none for name in self.places]
+        now = torch.stack(found, dim=1)
         if self.squares.device != now.device:  # the student was moved after the first weights were set
             self.to(now.device)
         now = sum_of_all(now.to(self.squares.dtype))
-        if checks and (zero := [name for name, square in zip(self.places, now[1].tolist(), strict=True) if square == 0]):
-            raise self._no_gradient(zero[0])
+        if checks:
+            for name, square in zip(self.places, now[1].tolist(), strict=True):
+                if square == 0 and name in terms:
+                    raise self._no_gradient(name)
         done = self._measured or 0
         moved = self.squares.lerp(now, max(RECENT, 1 / (done + 1)))
         # A batch without labels has no gradient of L and is skipped.

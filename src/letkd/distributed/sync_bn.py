@@ -1,12 +1,14 @@
 """Batch normalisation over the batches of all processes: the same as one process with the global batch."""
 
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from letkd.distributed.processes import is_distributed
+from letkd.errors import RecipeError
 
 
 class _Sum(torch.autograd.Function):
@@ -25,8 +27,10 @@ class _Sum(torch.autograd.Function):
         return grad
 
 
-class _Synced(nn.modules.batchnorm._BatchNorm):
+class Synced(nn.modules.batchnorm._BatchNorm):
     """Mix-in for BN: in training, mean and variance are taken over the pixels of all processes. torch's own supports GPUs only."""
+
+    plain: ClassVar[type[nn.Module]]  # the class without this mix-in
 
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training and is_distributed()):
@@ -55,27 +59,37 @@ class _Synced(nn.modules.batchnorm._BatchNorm):
         self.running_var.lerp_(var.to(self.running_var.dtype), momentum)
 
 
-class SyncedBatchNorm1d(_Synced, nn.BatchNorm1d):
-    pass
+class SyncedWithActivation(Synced):
+    """Mix-in for timm's BN that contains its dropout and activation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return self.act(self.drop(y)) if self.training and is_distributed() else y
 
 
-class SyncedBatchNorm2d(_Synced, nn.BatchNorm2d):
-    pass
-
-
-SYNCED = {nn.BatchNorm1d: SyncedBatchNorm1d, nn.BatchNorm2d: SyncedBatchNorm2d}
+@cache
+def _synced(bn: type[nn.Module]) -> type[nn.Module]:
+    """The synchronised form of a class of BN."""
+    if bn.forward is nn.BatchNorm2d.forward:
+        mixin = Synced
+    elif any(base.__module__.startswith("timm.") and base.__name__ == "BatchNormAct2d" for base in bn.__mro__):
+        mixin = SyncedWithActivation
+    else:
+        raise RecipeError(
+            f"train.sync_bn: {bn.__module__}.{bn.__name__} has a forward pass of its own, which cannot be synchronised; set it to false"
+        )
+    return type(f"Synced{bn.__name__}", (mixin, bn), {"plain": bn})
 
 
 def sync_batch_norms(module: nn.Module) -> None:
     """Replace every BN of a module by a synchronised one, in place; names, weights and statistics stay."""
     for child in module.modules():
-        if type(child) in SYNCED:
-            child.__class__ = SYNCED[type(child)]
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, Synced | nn.SyncBatchNorm):
+            child.__class__ = _synced(type(child))
 
 
 def unsync_batch_norms(module: nn.Module) -> None:
     """Undo `sync_batch_norms`."""
-    plain = {synced: bn for bn, synced in SYNCED.items()}
     for child in module.modules():
-        if type(child) in plain:
-            child.__class__ = plain[type(child)]
+        if isinstance(child, Synced):
+            child.__class__ = type(child).plain

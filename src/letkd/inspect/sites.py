@@ -86,6 +86,8 @@ def inspect_sites(distiller: Distiller, batch: Batch) -> dict[str, SiteView]:
     """
     device, dtype = _device_and_dtype(distiller.student)
     batch = _labelled_if_needed(distiller, batch).to(device)
+    if not len(batch.x):
+        return {}
     x = batch.x.to(dtype)
     found: dict[str, tuple[Any, Any, Site]] = {}
     student_taps: dict[str, Tap] = {}

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from letkd.functional import unit
 from letkd.layer.kd_layer import KDLayer
 from letkd.taps import replace_module
 from letkd.taps.fold_bn import fold_bn
@@ -46,13 +47,13 @@ class FoldedKDLayer(nn.Module):
 
     def match(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b K h w"]:
         """p: how well each pixel matches each template; 0 below the template's threshold."""
-        return F.conv2d(x * per_length(x), self.omega, self.beta).relu_()
+        return F.conv2d((x * per_length(x)).to(x.dtype), self.omega, self.beta).relu_()
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
         p = self.match(x)
         x_prime = F.conv2d(p, self.nu)
         if self.normalize_value_input:
-            x_prime = x_prime * per_length(p)
+            x_prime = (x_prime * per_length(p)).to(x.dtype)
         return x + (x_prime + self.bias[:, None, None])
 
     def settings(self) -> dict[str, Any]:
@@ -66,10 +67,11 @@ class FoldedKDLayer(nn.Module):
 
 
 def per_length(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b 1 h w"]:
-    """1 / ‖x_i‖ of every pixel, with ‖x_i‖ bounded from below as in `F.normalize`.
+    """1 / ‖x_i‖ of every pixel, with ‖x_i‖ bounded from below as in `F.normalize`; at least in single precision.
 
     Not `torch.linalg.norm`, which is six to ten times slower over the channels of a map on a CPU.
     """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     return (x * x).sum(dim=1, keepdim=True).clamp_min(1e-24).rsqrt()
 
 
@@ -85,10 +87,9 @@ def fold_layer(layer: KDLayer) -> FoldedKDLayer:
         raise TypeError("the BN of a KD layer must have running statistics, but this one has none")
     gain = bn.weight.double() / (bn.running_var.double() + bn.eps).sqrt()  # [K]
     folded = FoldedKDLayer(d, K, normalize_value_input=nu.normalize_input).to(omega.weight)
-    unit = F.normalize(omega.weight.double(), dim=1, eps=1e-12)
-    folded.omega.copy_(gain[:, None, None, None] * omega.scale.double() * unit)
+    folded.omega.copy_(gain[:, None, None, None] * omega.scale.double() * unit(omega.weight.double()))
     folded.beta.copy_(bn.bias.double() - gain * bn.running_mean.double())
-    folded.nu.copy_(layer.alpha * nu.scale.double() * F.normalize(nu.weight.double(), dim=1, eps=1e-12))
+    folded.nu.copy_(layer.alpha * nu.scale.double() * unit(nu.weight.double()))
     return folded.eval()
 
 

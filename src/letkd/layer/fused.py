@@ -19,16 +19,15 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.nn.functional import all_reduce
 
 from letkd.distributed.processes import is_distributed
-from letkd.distributed.sync_bn import SyncedBatchNorm2d
+from letkd.distributed.sync_bn import Synced
 from letkd.errors import DataError
-from letkd.functional import pixels
+from letkd.functional import pixels, unit
 from letkd.layer.lanes import Sum, mm
 
 
@@ -74,7 +73,7 @@ def _log_Z(x: Tensor, W: Tensor, dtype: torch.dtype) -> Tensor:
 
 def unit_rows(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
     """Every pixel as a row of unit length, at least in single precision."""
-    return F.normalize(pixels(full_precision(x)), dim=1, eps=1e-12)
+    return unit(pixels(full_precision(x)))
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -92,7 +91,7 @@ def bn_affine(
     if not bn.training and bn.running_mean is not None and bn.running_var is not None:
         mean, var = bn.running_mean, bn.running_var
     else:
-        m, S, n = _moments(x, of_all=isinstance(bn, SyncedBatchNorm2d | nn.SyncBatchNorm))
+        m, S, n = _moments(x, of_all=isinstance(bn, Synced | nn.SyncBatchNorm))
         mean, var = W @ m, ((W @ S) * W).sum(dim=1).clamp_min(0)
         _track(bn, mean.detach(), var.detach() * (n / (n - 1)))
     A = bn.weight * torch.rsqrt(var + bn.eps)
@@ -106,7 +105,9 @@ def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
         sums = all_reduce(torch.cat([total, total.new_tensor([n])]))
         total, n = sums[:-1], float(sums[-1])
     if n < 2:
-        raise DataError("batch normalisation needs at least two pixels in training but got one; use a larger batch, or eval()")
+        raise DataError(
+            f"batch normalisation needs at least two pixels in training but got {n:.0f}; use a larger batch, or eval()"
+        )
     m = total / n
     second = (x - m).T @ (x - m)
     return m, (all_reduce(second) if of_all else second) / n, n
@@ -128,7 +129,7 @@ def full_precision(t: Tensor) -> Tensor:
 
 def _chunk(x: Tensor, K: int) -> int:
     """Rows per chunk: on a CPU a chunk of scores fits into the cache; on other devices it is large enough to keep them busy."""
-    return max(1, (3 * 2**19 if x.device.type == "cpu" else 2**25) // K)
+    return max(1, min(len(x), (3 * 2**19 if x.device.type == "cpu" else 2**25) // K))
 
 
 LOG2_E = math.log2(math.e)
@@ -150,7 +151,7 @@ class _Match(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, W: Tensor, A: Tensor, B: Tensor, V: Tensor, normalize: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        n, K, chunk = len(x), len(W), min(len(x), _chunk(x, len(W)))
+        n, K, chunk = len(x), len(W), _chunk(x, len(W))
         x_, W2, V_ = x.to(dtype), (W * LOG2_E).to(dtype), V.to(dtype)
         v, r, log_Z = x.new_empty(n, len(V)), x.new_ones(n), x.new_empty(n)
         A2 = A / LOG2_E
@@ -164,7 +165,8 @@ class _Match(torch.autograd.Function):
             if len(V):
                 torch.addcmul(B, a2, A2, out=u).relu_()
                 if normalize:
-                    r[s] = u.norm(dim=1).clamp_min(1e-12)
+                    length = u.norm(dim=1)
+                    r[s] = torch.where(length > 0, length, torch.inf)  # a pixel that matches no template
                 mm(u.to(dtype), V_.T, v[s])
         v /= r[:, None]
         ctx.save_for_backward(x, W, A, B, V, v, r, log_Z)
@@ -177,7 +179,7 @@ class _Match(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gv, gZ = grad_outputs
         x, W, A, B, V, v, r, log_Z = ctx.saved_tensors
-        dtype, n, K, chunk = ctx.dtype, len(x), len(W), min(len(x), _chunk(x, len(W)))
+        dtype, n, K, chunk = ctx.dtype, len(x), len(W), _chunk(x, len(W))
         x_, W_, W2, V_ = x.to(dtype), W.to(dtype), (W * LOG2_E).to(dtype), V.to(dtype)
         log2_Z, A2 = LOG2_E * log_Z, A / LOG2_E
         g = torch.zeros_like(v) if gv is None else gv / r[:, None]

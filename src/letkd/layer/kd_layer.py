@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from letkd.functional import pixels
+from letkd.functional import pixels, unit
 from letkd.layer import fused
 
 
@@ -66,12 +66,12 @@ class CosineConv1x1(nn.Module):
 
     def forward(self, x: Float[Tensor, "b d h w"]) -> Float[Tensor, "b K h w"]:
         if self.normalize_input:
-            x = F.normalize(x, dim=1, eps=1e-12)  # supplement 2.2: x_i / ‖x_i‖
+            x = unit(x)  # supplement 2.2: x_i / ‖x_i‖
         return F.conv2d(x, self.kernels())
 
     def kernels(self) -> Float[Tensor, "K d 1 1"]:
         """The kernels in use: of unit length, times the scale."""
-        return self.scale * F.normalize(self.weight, dim=1, eps=1e-12)  # supplement 2.2: s · w_k / ‖w_k‖
+        return self.scale * unit(self.weight)  # supplement 2.2: s · w_k / ‖w_k‖
 
     def extra_repr(self) -> str:
         out_channels, in_channels = self.weight.shape[:2]

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from letkd.errors import TapError
 from letkd.functional import pixel_kl
 from letkd.layer import KDLayer
 from letkd.methods.base import Side, View
@@ -53,9 +54,11 @@ class LetKD(PerPixelMethod):
         return (f"{term.removeprefix('kd/')}.x",)
 
     def scores(self, role: str, view: View) -> Scores:
-        read = view.student
-        omega = self._layers[role].omega.kernels()
-        return Scores(read[f"{role}.x"], omega, a=read.get(f"{role}.a"), log_Z=read.get(f"{role}.log_Z"))
+        read, omega = view.student, self._layers[role].omega.kernels()
+        scores = Scores(read[f"{role}.x"], omega, a=read.get(f"{role}.a"), log_Z=read.get(f"{role}.log_Z"))
+        if omega.requires_grad and not any(t is not None and t.requires_grad for t in (scores.a, scores.log_Z)):
+            raise TapError(f"the KD layer at {role!r} ran without gradients; for checkpointing, pass use_reentrant=False")
+        return scores
 
     def grafted(self) -> dict[str, str]:
         return {self.reads.student[f"{role}.x"].path: f"kd/{role}" for role, site in self.sites.items() if site.alpha}

@@ -51,7 +51,7 @@ class PerPixelMethod(Method):
     def __init__(self, sites: Sequence[Site]):
         super().__init__()
         roles, supervisions = [site.role for site in sites], {id(site.supervision) for site in sites}
-        if not roles or not len(set(roles)) == len(supervisions) == len(roles):
+        if not roles or not len(set(map(module_name, roles))) == len(supervisions) == len(roles):
             raise UnsupportedPair(f"{type(self).__name__} needs sites, each with its own role and supervision; it got {roles}")
         self.sites = {site.role: site for site in sites}
         self.supervision = nn.ModuleDict({module_name(site.role): site.supervision for site in sites})

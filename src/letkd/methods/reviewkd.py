@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from letkd.errors import DataError
 from letkd.limits import Count, Epochs
 from letkd.methods.ab import preacts
 from letkd.methods.base import Method, Side, View, paired_stages
@@ -39,28 +40,26 @@ class Fusion(nn.Module):
     Args:
         d_S, d_T: channels of the two maps.
         m: channels in between.
-        size_T: height and width of the teacher's map; u is resized to it, and passed on in this size.
         last: whether this is the deepest map, so that there is no r.
     """
 
-    def __init__(self, d_S: int, d_T: int, m: int, size_T: tuple[int, int], *, last: bool):
+    def __init__(self, d_S: int, d_T: int, m: int, *, last: bool):
         super().__init__()
-        self.size_T = size_T
         self.enter = nn.Sequential(nn.Conv2d(d_S, m, 1, bias=False), nn.BatchNorm2d(m))
         self.attention = None if last else nn.Conv2d(2 * m, 2, 1)
         self.leave = nn.Sequential(nn.Conv2d(m, d_T, 3, padding=1, bias=False), nn.BatchNorm2d(d_T))
         for conv in (self.enter[0], self.leave[0]):
             nn.init.kaiming_uniform_(conv.get_parameter("weight"), a=1)
 
-    def forward(self, f_S: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
-        """o and the residual for the next shallower map."""
+    def forward(self, f_S: Tensor, r: Tensor | None, size_T: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """o and the residual for the next shallower map, both in the height and width of the teacher's map."""
         u = self.enter(f_S)
         if self.attention is not None and r is not None:
             r = F.interpolate(r, size=u.shape[-2:], mode="nearest")
             a_1, a_2 = torch.sigmoid(self.attention(torch.cat([u, r], dim=1))).split(1, dim=1)
             u = a_1 * u + a_2 * r
-        if u.shape[-2:] != self.size_T:
-            u = F.interpolate(u, size=self.size_T, mode="nearest")
+        if u.shape[-2:] != size_T:
+            u = F.interpolate(u, size=size_T, mode="nearest")
         return self.leave(u), u
 
 
@@ -93,25 +92,26 @@ class ReviewKD(Method):
         preacts(teacher, "ReviewKD")  # every stage must have one
         stages = paired_stages(student, teacher)
         before = [f"{role}.preact" for role in stages]
-        shapes = [(student.map_shape(s)[0], *teacher.map_shape(t)) for s, t in zip(stages, before, strict=True)]
-        shapes.append((d := student.width("pooled"), teacher.width("pooled"), 1, 1))
-        self.fusions = nn.ModuleList(
-            Fusion(d_S, d_T, min(self.mid, d), (h, w), last=k == len(stages)) for k, (d_S, d_T, h, w) in enumerate(shapes)
-        )
+        widths = [(student.map_shape(s)[0], teacher.map_shape(t)[0]) for s, t in zip(stages, before, strict=True)]
+        widths.append((d := student.width("pooled"), teacher.width("pooled")))
+        self.fusions.extend(Fusion(*both, min(self.mid, d), last=k == len(stages)) for k, both in enumerate(widths))
         self.reads.student = {role: student.taps[role] for role in [*stages, "pooled"]}
         self.reads.teacher = {role: teacher.taps[role] for role in [*before, "pooled"]}
 
-    def outputs(self, maps_S: Sequence[Tensor]) -> list[Tensor]:
+    def outputs(self, maps_S: Sequence[Tensor], maps_T: Sequence[Tensor]) -> list[Tensor]:
         """The fused maps of the student, from shallow to deep, in the teacher's shapes; computed from the deepest map on."""
         found, r = [], None
-        for fusion, f_S in zip(reversed(self.fusions), reversed(maps_S), strict=True):
-            o, r = fusion(f_S, r)
+        for fusion, f_S, f_T in zip(reversed(self.fusions), reversed(maps_S), reversed(maps_T), strict=True):
+            o, r = fusion(f_S, r, f_T.shape[-2:])
             found.append(o)
         return found[::-1]
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        o_S = self.outputs([_as_map(view.student[role]) for role in self.reads.student])
-        losses = [hcl_loss(o, _as_map(view.teacher[role])) for o, role in zip(o_S, self.reads.teacher, strict=True)]
+        maps_S = [_as_map(view.student[role]) for role in self.reads.student]
+        maps_T = [_as_map(view.teacher[role]) for role in self.reads.teacher]
+        if self.training and len(maps_S[0]) < 2:
+            raise DataError("ReviewKD normalises over the batch, but this one has a single image; give every process two")
+        losses = [hcl_loss(o, f_T) for o, f_T in zip(self.outputs(maps_S, maps_T), maps_T, strict=True)]
         factor = self.warmed_up(None if view.batch.epoch is None else view.batch.epoch - 1)
         return {"reviewkd": factor * torch.stack(losses).sum()}
 

@@ -111,9 +111,10 @@ def resolve_with_sources(
         layers.append(("--quick", quick_layer(_merged(layers))))
     layers += [("override", _nested(key.split("."), value)) for key, value in (overrides or {}).items()]
     layers += [("--set", parse_setting(text)) for text in settings]
-    layers = with_auto_weights([(source, with_taps_as_text(layer)) for source, layer in layers])
+    layers = [(source, with_taps_as_text(layer)) for source, layer in layers]
     if method == "teacher":
         layers = [(source, _teacher_as_student(layer)) for source, layer in layers]
+    layers = with_auto_weights(layers)
     for derive in (scaled_layer, scaled_warmup_layer, cached_layer, label_free_layer, own_size_layer):
         if (derived := derive(layers)) is not None:
             layers.append(derived)
@@ -197,16 +198,30 @@ def _own_rows(table: dict[str, Any], name: str) -> dict[str, _Layer]:
     rows = table.pop("rows", {})
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise RecipeError(f"{name}: 'rows' must hold one table per row, as in [rows.my-kd] with like = \"kd\"")
+    for key, row in rows.items():
+        if not isinstance(row.get("like", ""), str):
+            raise RecipeError(
+                f"{name}: 'like' of the row {key!r} is {row['like']!r:.60}; name one method or row, as in like = \"kd\""
+            )
     return {key: (f"{name}, rows.{key}", row) for key, row in rows.items()}
 
 
-def _chain(method: str) -> list[tuple[str, _Layer]]:
-    """The layers of a method: first those of the methods in `like`, if any, then its own file, which holds the differences."""
+def _chain(method: str, below: tuple[str, ...] = ()) -> list[tuple[str, _Layer]]:
+    """The layers of a method: first those of the methods in `like`, if any, then its own file, which holds the differences.
+
+    Args:
+        below: the methods that are like this one.
+    """
     packaged = (HERE / "methods" / f"{method}.toml").exists()
     source, table = _packaged(f"methods/{method}.toml") if packaged else _plugin_rows()[method]
     like = table.pop("like", [])
-    parents = [like] if isinstance(like, str) else like
-    return [*(layer for name in parents for layer in _chain(name)), (method, (source, table))]
+    parents = like if isinstance(like, list) else [like]
+    known = parents if packaged else list_methods()
+    if wrong := [name for name in parents if name not in known or name in (*below, method)]:
+        raise RecipeError(
+            f"{source}: 'like' is {wrong[0]!r:.60}, which is not another method; nearest: {nearest(str(wrong[0]), known)}"
+        )
+    return [*(layer for name in parents for layer in _chain(name, (*below, method))), (method, (source, table))]
 
 
 def _plugin_rows() -> dict[str, _Layer]:
@@ -230,8 +245,8 @@ def _merged(layers: Sequence[_Layer]) -> dict[str, Any]:
 
 
 def _teacher_as_student(layer: dict[str, Any]) -> dict[str, Any]:
-    """The layer with its teacher in the student's place, without weights, to train it from scratch."""
-    rest = {key: value for key, value in layer.items() if key not in ("teacher", "student")}
+    """The layer with its teacher in the student's place, to train it from scratch; without methods and weights."""
+    rest = {key: value for key, value in layer.items() if key not in ("teacher", "student", "methods", "weights", "phases")}
     if "teacher" not in layer:
         return rest
     teacher = layer["teacher"]
@@ -283,6 +298,6 @@ def parse_setting(text: str) -> dict[str, Any]:
         found = value.strip()
     try:
         ((path, _),) = leaves(tomllib.loads(f"{key} = 0"))
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or a comment
         path = tuple(key.strip().split("."))
     return _nested(full_path(path), found)

@@ -19,6 +19,8 @@ Plain = Literal["none", "crop", "rotate", "resized-crop"]
 Rand = Literal["randaugment", "crop+randaugment", "rotate+randaugment", "resized-crop+randaugment"]
 Trivial = Literal["trivial", "crop+trivial", "rotate+trivial", "resized-crop+trivial"]
 Positive = Annotated[float, Field(gt=1e-6, le=STEEPEST)]
+Means = Annotated[tuple[Channel, Channel, Channel], Field(strict=False)]  # TOML has lists only
+Deviations = Annotated[tuple[Positive, Positive, Positive], Field(strict=False)]
 
 
 def parse_size(value: Any) -> int | tuple[int, int]:
@@ -35,7 +37,7 @@ def parse_size(value: Any) -> int | tuple[int, int]:
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class Data(_Table):
@@ -84,12 +86,10 @@ class Data(_Table):
     )
     workers: int = Field(ge=0, le=MAX_WORKERS, description="processes that decode image files; data sets in memory need none")
     corrupt: Literal["refuse", "skip"] = Field(description="image files that cannot be decoded: raise an error, or skip them")
-    mean: tuple[Channel, Channel, Channel] | None = Field(
+    mean: Means | None = Field(
         default=None, description="mean per channel, with 0 for black and 1 for white; default: that of the data set"
     )
-    std: tuple[Positive, Positive, Positive] | None = Field(
-        default=None, description="standard deviation per channel; default: that of the data set"
-    )
+    std: Deviations | None = Field(default=None, description="standard deviation per channel; default: that of the data set")
 
 
 class Network(_Table):
@@ -121,13 +121,11 @@ Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
 class Teacher(Network):
     """A network. The other keys describe its training data, if it differs from the recipe's and the weights file does not say so."""
 
-    mean: tuple[Channel, Channel, Channel] | None = Field(
-        default=None, description="of its input images; default: that of the recipe"
+    mean: Means | None = Field(default=None, description="of its input images; default: that of the recipe")
+    std: Deviations | None = Field(default=None, description="of its input images; default: that of the recipe")
+    size: Side | Annotated[tuple[Side, Side], Field(strict=False)] | None = Field(
+        default=None, description="side, or height and width, of its input images"
     )
-    std: tuple[Positive, Positive, Positive] | None = Field(
-        default=None, description="of its input images; default: that of the recipe"
-    )
-    size: Side | tuple[Side, Side] | None = Field(default=None, description="side, or height and width, of its input images")
     classes: list[str] | str | None = Field(
         default=None, description="its classes in the order of its logits: names, or a text file with one name per line"
     )
@@ -154,7 +152,9 @@ class Optim(_Table):
     warmup: float = Field(
         ge=0, le=MAX_COUNT, description="epochs in which the rate rises linearly from zero; below 1: a share of all epochs"
     )
-    milestones: list[int] = Field(description="epochs after which the rate falls; scaled if only epochs is set")
+    milestones: list[Annotated[int, Field(ge=1, le=MAX_COUNT)]] = Field(
+        description="epochs after which the rate falls; scaled if only epochs is set"
+    )
     gamma: float = Field(gt=0, le=1, description="factor of the rate at each milestone")
     clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; default: no limit")
 

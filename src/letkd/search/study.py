@@ -16,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from letkd.errors import InUseError, LetkdError, NonFiniteError, RecipeError, Stopped
+from letkd.errors import InUseError, LetkdError, NonFiniteError, RecipeError, RunError, Stopped
 from letkd.files import hold, write_whole
 from letkd.progress import say
 from letkd.recipes import Recipe
@@ -162,7 +162,7 @@ def run_search(search: Search, launcher: Launcher | None = None) -> None:
 def _ran_in_parallel(study: Any, search: Search) -> bool:
     """Whether a trial started before an earlier one ended."""
     with storage_errors(search.storage):
-        trials = study.get_trials(deepcopy=False)
+        trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     ends = [trial.datetime_complete for trial in trials]
     return any(trial.datetime_start < max(ends[:k]) for k, trial in enumerate(trials) if k)
 
@@ -170,7 +170,7 @@ def _ran_in_parallel(study: Any, search: Search) -> bool:
 def _count_unfinished(study: Any, search: Search) -> int:
     """Number of trials that have not ended, including those not yet started."""
     with storage_errors(search.storage):
-        return search.trials - sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+        return max(search.trials - sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)), 0)
 
 
 def _open(search: Search) -> Any:
@@ -291,10 +291,18 @@ def _run(search: Search, study: Any, trial: Any) -> None:
         state = states.PRUNED
     except NonFiniteError as error:
         state, note = states.PRUNED, f"diverged: {error}"
-    except (Stopped, SearchError):  # the trial stays open, to be resumed
+    except (Stopped, SearchError, RunError):  # not due to its values: the trial stays open, to be resumed
         raise
     except LetkdError as error:
         state, note = states.FAIL, str(error)
+    except (
+        RuntimeError,
+        ArithmeticError,
+        ValueError,
+        TypeError,
+        LookupError,
+    ) as error:  # such as too little memory for its batch size
+        state, note = states.FAIL, f"{type(error).__name__}: {error}"
     with storage_errors(search.storage):
         if note:
             trial.set_user_attr("note", " ".join(note.split())[:500])

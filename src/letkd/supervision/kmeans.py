@@ -149,6 +149,8 @@ class KMeansSupervision(Supervision):
             raise FitError(
                 'K-means with tau="auto" and scale_free=True: the fit already sets τ from the distances; omit scale_free'
             )
+        if K != "auto" and not (isinstance(K, int) and K > 0):
+            raise FitError(f'K-means with K={K!r}: K must be 1 or more, or "auto"')
         self.K = 0 if K == "auto" else K  # 0: chosen by `bind`
         self.tau = math.nan if tau == "auto" else float(tau)
         self.perplexity, self.least, self.scale_free = float(perplexity), float(least), scale_free
@@ -239,7 +241,7 @@ class KMeansSupervision(Supervision):
         some = F[:: max(1, len(F) // 4096)]
         d = (rho * rho).sum(dim=1) - 2 * some @ rho.T  # squared distances minus ‖f_i‖²  [n K]
         if math.isnan(self.tau):
-            self.tau_ = torch.tensor(tau_for(d, self.perplexity, self.where), dtype=torch.float64)
+            self.tau_ = torch.tensor(tau_for(d, self.perplexity, self.where))
         some = some.T[None, :, None]  # [1 d 1 n]
         tau = self._tau(some)
         p_T = self.p_T(some, torch.zeros(1, dtype=torch.int64))

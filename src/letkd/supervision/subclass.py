@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from letkd.errors import FitError
+from letkd.errors import FitError, UnsupportedPair
 from letkd.functional import pixels
 from letkd.limits import Bytes, Count, Samples, Seed
 from letkd.supervision.base import Supervision
@@ -91,7 +91,11 @@ class SubclassSupervision(Supervision):
 
     def bind(self, where: str, *, d: int, C: int) -> None:
         super().bind(where, d=d, C=C)
-        self.C = C
+        self.C = C or self.C
+        if self.C is None:
+            raise UnsupportedPair(
+                f"sub-classes at {where!r} need classes, but the student returns no logits; pass C= to the supervision, or use K-means"
+            )
 
     def _classes(self) -> int:
         if self.C is None:

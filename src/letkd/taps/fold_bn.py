@@ -1,6 +1,7 @@
 """A faster frozen teacher: batch normalisation folded into the preceding convolutions."""
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -44,13 +45,16 @@ def fold_bn(model: nn.Module, conv_path: str, bn_path: str) -> bool:
 
         BN(w ∗ x) = (γ/σ · w) ∗ x + (β − γ μ/σ)
 
-    Returns whether it was folded: not if either is another kind of module, or has a grafted child or a hook, which a replacement would
-    lose. The caller must make sure that nothing else reads the convolution.
+    Returns whether it was folded: not if either is another kind of module, has several names or has a grafted child or a hook, which a
+    replacement would lose, or if the BN has no running statistics. The caller must make sure that nothing else reads the convolution.
     """
     conv, bn = model.get_submodule(conv_path), model.get_submodule(bn_path)
     if type(conv) is not nn.Conv2d or type(bn) is not nn.BatchNorm2d:
         return False
     if any(part._modules or part._forward_hooks or part._forward_pre_hooks for part in (conv, bn)):
+        return False
+    names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+    if max(names[conv], names[bn]) > 1 or bn.running_mean is None or bn.running_var is None:
         return False
     dtype = conv.weight.dtype
     replace_module(model, conv_path, fuse_conv_bn_eval(conv.double(), bn.double()).to(dtype))

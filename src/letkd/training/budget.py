@@ -63,7 +63,8 @@ def epochs_within(recipe: Recipe, cost: Cost, steps: int) -> tuple[int, int | No
     """How many epochs of `steps` steps fit after the phases; if none fits, one epoch and the number of steps that fit."""
     seconds = recipe.train.time or 0.0
     left = MARGIN * seconds - cost.before - cost.after
-    left -= sum(phase.epochs for phase in recipe.phases) * (steps * cost.step + cost.epoch)
+    phases = sum(phase.epochs for phase in recipe.phases) * (steps * cost.step + cost.epoch)
+    left -= phases
     epochs = int(left // (steps * cost.step + cost.epoch))
     if epochs >= 1:
         return epochs, None
@@ -71,7 +72,8 @@ def epochs_within(recipe: Recipe, cost: Cost, steps: int) -> tuple[int, int | No
     if fitting < 1:
         raise RecipeError(
             f"--time {seconds:g}s is too short for one step: the work before and after training takes {cost.before + cost.after:.0f} s, "
-            f"the evaluation per epoch {cost.epoch:.1f} s and a step {cost.step:.2f} s; give more time"
+            f"{f'the phases {phases:.0f} s, ' if phases else ''}the evaluation per epoch {cost.epoch:.1f} s and a step {cost.step:.2f} s; "
+            "give more time"
         )
     return 1, fitting
 

@@ -47,6 +47,10 @@ def load_probe(table: Probe, like: Dataset) -> Dataset:
     data = load_data(table.name, root=table.root, val=0.0, size=like.image_size if reads_files else None)
     if not data.has_labels or not len(data.test):
         raise DataError(f"a probe needs labelled training and test images, and {data.name} lacks them; name another data set")
+    if len(data.train.labels.unique()) < 2:
+        raise DataError(
+            f"a probe needs two classes or more, and the training images of {data.name} have one; name another data set"
+        )
     return data
 
 

@@ -164,8 +164,8 @@ def _opened(name: str, run: RunFolder, first: int) -> Tracker:
             for key, value in json.loads(read_plain(run.trackers)).items()
             if re.fullmatch("[0-9a-f]{32}", value)
         }
-    new = name not in ids and name != "tensorboard"
-    if new:
+    new = not run.tensorboard.exists() if name == "tensorboard" else name not in ids
+    if new and name != "tensorboard":
         ids[name] = uuid.uuid4().hex
         write_whole(run.trackers, json.dumps(ids, indent=1).encode())
     tracker = TRACKERS[name](run, ids.get(name, ""), first)

@@ -178,7 +178,7 @@ def _with_train(recipe: Recipe, **train: object) -> Recipe:
 
 def _adapt_to_cache(name: str, recipe: Recipe) -> Recipe:
     """The recipe without the cache if its methods cannot use it: the teacher then runs at every step, on the same views."""
-    methods = [METHODS[method] for method in recipe.methods]
+    methods = [METHODS[method] for method in recipe.methods if method in METHODS]  # an unknown one is reported by its run
     if not (recipe.train.cache_views and recipe.train.cache_teacher):
         return recipe
     if any(method.two_views for method in methods):

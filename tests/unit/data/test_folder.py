@@ -11,7 +11,7 @@ from letkd.data.check import check_data
 from letkd.data.listing import check_files
 from letkd.data.pictures import as_tensor, centred, read_picture
 from letkd.data.workers import in_workers
-from letkd.errors import DataError
+from letkd.errors import DataError, RunError
 from tests.support.trees import a_tree, save_image, spoil
 
 COUNTS = {"bee": 10, "ant": 5, "cat": 5}
@@ -309,7 +309,7 @@ def die(request):
 
 
 def test_a_worker_that_dies_is_a_sentence():
-    with pytest.raises(DataError, match=r"a process that decodes images ended \(.*use fewer processes with data\.workers"):
+    with pytest.raises(RunError, match=r"a process that decodes images ended \(.*use fewer processes with data\.workers"):
         list(in_workers(die, [1, 2], workers=1))
 
 

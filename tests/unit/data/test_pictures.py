@@ -40,7 +40,7 @@ def test_cmyk_jpeg(tmp_path):
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     values = np.array([[0, 128, 257, 32768, 65535]], np.uint16)
-    for name in ("x.png", "x.tif"):
+    for name in ("x.png", "x.tif", "x.pgm"):
         Image.fromarray(values).save(tmp_path / name)
         assert pixels(tmp_path / name)[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 

@@ -81,6 +81,10 @@ def test_a_damaged_image_is_left_out_if_asked(photos, said):
     data = load_data("images", root=photos, size=8, val=0.0, corrupt="skip")
     assert "broken.png" not in paths(data.train)
     assert "1 of 5 files" in said()
+    (photos / "only").mkdir()
+    (photos / "only" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"no image of .*only can be decoded; name a folder with other images"):
+        load_data("digits", unlabelled=str(photos / "only"), corrupt="skip")
 
 
 # ------------------------------------------------------------------------------------------------ beside a data set
@@ -215,8 +219,18 @@ def test_processes_share_both_kinds_and_know_the_mean():
         ),
         (split(4, labelled=False), 0.5, "unlabelled_share is 0.5, and no image has a label; leave it out"),
         (split(4), 1.5, "unlabelled_share is 1.5: the share of each batch must be from 0 to 1"),
+        (
+            Joined(split(1), split(9, labelled=False)),
+            0.5,
+            "every batch needs 2 labelled images, and there are 1; choose a smaller",
+        ),
+        (
+            Joined(split(9), split(3, labelled=False)),
+            1,
+            "every batch needs 4 unlabelled images, and there are 3; choose a smaller",
+        ),
     ],
 )
 def test_a_share_that_cannot_be_is_a_sentence(images, share, sentence):
     with pytest.raises(DataError, match=sentence):
-        loader(images, 2, unlabelled_share=share)
+        loader(images, 4, unlabelled_share=share, drop_last=True)

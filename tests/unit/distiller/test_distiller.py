@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from letkd import Batch, KDLayer, create_model
 from letkd.distiller import Distiller, Step
-from letkd.errors import LetkdError, NotFittedError, TapError
+from letkd.errors import DataError, LetkdError, NotFittedError, TapError
 from letkd.functional import pixel_kl
-from letkd.methods import KD, QUEST, LetKD, Site, letkd1, letkd2, quest
+from letkd.inspect.health import health
+from letkd.methods import KD, QUEST, SRD, VID, FitNet, LetKD, ReviewKD, Site, letkd1, letkd2, quest
 from letkd.methods.kd import kd_loss
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap, Taps
@@ -355,3 +357,52 @@ def test_a_method_whose_pair_was_refused_can_be_used_again():
     with pytest.raises(LetkdError):
         a_distiller(method, weights={"kd/elsewhere": 1.0})
     assert a_distiller(method).fit(a_stream())(a_stream()[0]).loss.isfinite()
+
+
+class Checkpointed(nn.Module):
+    """A student that recomputes its last stage in the backward pass."""
+
+    def __init__(self, *, reentrant: bool):
+        super().__init__()
+        self.net, self.reentrant = a_student(), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        f = checkpoint(self.net.last, self.net.first(x), use_reentrant=self.reentrant)
+        return self.net.fc(f.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_kd_layer_without_gradients_is_an_error(fused):
+    options = {"student_taps": {"penultimate": "net.last"}, "fused": fused}
+    right = a_distiller(letkd1(6), student=Checkpointed(reentrant=False), **options).fit(a_stream())
+    right(a_stream()[0]).loss.backward()
+    wrong = a_distiller(letkd1(6), student=Checkpointed(reentrant=True), **options).fit(a_stream())
+    with pytest.raises(TapError, match="'penultimate' ran without gradients; for checkpointing, pass use_reentrant=False"):
+        wrong(a_stream()[0])
+
+
+@pytest.mark.parametrize("make", [FitNet, VID, ReviewKD, SRD, lambda: quest(6)])
+def test_what_a_method_adds_is_on_the_device_of_the_student(make):
+    method, device = make(), torch.device("meta")
+    student, teacher = a_student().to(device), a_teacher().to(device)
+    a_distiller(method, student=student, teacher=teacher, example=torch.zeros(2, 3, 16, 16, device=device))
+    assert {parameter.device for parameter in method.parameters()} == {device}
+
+
+@pytest.mark.parametrize("weight", [-1.0, torch.nan, None, 1e7, "much"])
+def test_a_weight_is_a_number_from_zero_on(weight):
+    with pytest.raises(LetkdError, match=r"weights \{'kd': .*\}: a weight is a number from 0 to 1,000,000"):
+        a_distiller(KD(), weights={"kd": weight})
+
+
+def test_a_batch_without_images_is_refused():
+    x, y = a_stream()[0].x, a_stream()[0].y
+    with pytest.raises(DataError, match="the batch has no images; leave out empty batches"):
+        a_distiller(KD())((x[:0], y[:0]))
+
+
+def test_health_without_a_labelled_image_is_empty():
+    distiller = a_distiller(letkd2(6, 2)).fit(a_stream())
+    batch = a_stream()[0]
+    assert health(distiller, batch).keys() == {"intermediate", "penultimate"}
+    assert health(distiller, Batch(batch.x, torch.full_like(batch.y, -1))) == {}

@@ -213,6 +213,22 @@ def test_a_task_gets_labels_as_its_target_and_methods_still_read_them():
     torch.testing.assert_close(list(one.terms.values()), list(two.terms.values()))
 
 
+def test_sub_classes_of_a_task_need_classes():
+    x, y = a_stream()[0].x, a_stream()[0].y
+    options = {"task": per_pixel, **MAPS}
+    with pytest.raises(UnsupportedPair, match="'penultimate' need classes, but the student returns no logits; pass C="):
+        Distiller(dense(4), dense(5), LetKD([Site("penultimate", SubclassSupervision(2))]), **options)
+    known = LetKD([Site("penultimate", SubclassSupervision(2, C=3))])
+    distiller = Distiller(dense(4), dense(5), known, **options).fit([(x, y)])
+    assert distiller.fittings()["penultimate"].part.s_T_.shape == (6, 6)
+
+
+def test_a_task_whose_terms_all_have_weight_0_is_refused():
+    distiller = Distiller(dense(4), task=per_pixel, weights={"pixels": 0.0, "size": 0.0})
+    with pytest.raises(LetkdError, match=r"all terms \(pixels, size\) have weight 0"):
+        distiller((a_stream()[0].x, torch.randn(8, 4, 4, 4)))
+
+
 def test_integers_of_a_task_need_not_be_classes():
     x, ages = a_stream()[0].x, torch.tensor([3, 57, 20, -5, 80, 7, 31, 2])
     task = lambda output, batch: {"own": (output.mean(dim=(1, 2, 3)) - batch.target).square().mean()}  # noqa: E731

@@ -28,6 +28,17 @@ def a_kd_layer(d: int = 5, K: int = 12, **settings) -> KDLayer:
     return layer
 
 
+def test_half_precision_has_no_nan_for_pixels_without_direction_or_match():
+    layer = a_kd_layer()
+    layer.bn.bias.data[:] -= 3.0
+    x = torch.randn(3, 5, 4, 6)
+    x[0, :, 0, 0], x[1] = 0, 300 * x[1]  # ‖x‖² is above the largest number of this type
+    for small in (layer.half(), fold_layer(layer.half())):
+        with torch.no_grad():
+            assert small(x.half()).isfinite().all()
+            assert (small(x.half()) == x.half()).all(dim=1).any()
+
+
 @pytest.mark.parametrize("normalize_value_input", [True, False])
 @pytest.mark.parametrize("alpha", [1.0, -0.3])
 def test_a_folded_layer_is_the_layer_in_eval_mode(alpha, normalize_value_input):

@@ -454,6 +454,7 @@ def test_the_warm_up_of_a_method_moves_with_the_epochs(method, key):
     assert warmup("epochs=12", f"{key}=7") == warmup(f"{key}=7", "epochs=12") == 7
     assert warmup(quick=True) == 20
     assert warmup(preset="fast") == (0 if method == "dkd" else 1)
+    assert resolve(f"digits/tiny/{method}").methods[method]["warmup"] == 3  # of 40, as 20 of 240
     assert resolve(f"imagenet/rn34-rn18/{method}", settings=["epochs=50"]).methods[method]["warmup"] <= 1
 
 
@@ -492,3 +493,18 @@ def test_a_data_set_keeps_its_own_size():
 def test_an_unknown_key_in_a_list_of_tables_gets_a_sentence():
     with pytest.raises(RecipeError, match=r"unknown key 'phases\.0\.epoch' \(nearest: epochs, weights\)"):
         resolve("digits/tiny/kd", settings=["phases=[{epochs=1, weights={}, epoch=3}]"])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["epochs=20.0", "epochs=true", "epochs='20'", "optim.lr=true", "optim.lr='0.1'", "milestones=[0]", "milestones=[-3]"],
+)
+def test_a_value_of_another_type_is_refused(setting):
+    with pytest.raises(RecipeError, match=r"(train\.epochs|optim\.lr|optim\.milestones\.0)' is .*Input should be"):
+        resolve("digits/tiny/ce", settings=[setting])
+    assert resolve("digits/tiny/ce", settings=["optim.lr=1"]).optim.lr == 1.0
+
+
+def test_a_setting_that_is_a_comment_in_toml_is_an_unknown_key():
+    with pytest.raises(RecipeError, match="unknown key '#optim"):
+        resolve("digits/tiny/ce", settings=["#optim.lr=1"])

@@ -89,3 +89,10 @@ class Shared(nn.Module):
 
 def test_a_convolution_that_runs_twice_keeps_both_norms():
     assert norms(fold_teacher(Shared().eval(), {}, EXAMPLE)) == {"one", "two"}
+
+
+def test_a_convolution_with_two_names_and_a_bn_without_statistics_stay():
+    teacher = a_teacher().eval()
+    teacher.alias = nn.ModuleList([teacher.last[0].conv])
+    teacher.last[1].bn = nn.BatchNorm2d(10, track_running_stats=False).eval()
+    assert norms(fold_teacher(teacher, {}, EXAMPLE)) == {"last.0.bn", "last.1.bn"}

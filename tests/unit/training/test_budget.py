@@ -43,6 +43,8 @@ def test_too_little_time_is_one_sentence():
         RecipeError, match=r"--time 10s is too short for one step: the work before and after training takes 12 s"
     ):
         epochs_within(recipe_of(10), Cost(before=8.0, step=0.1, epoch=1.0, after=4.0), 100)
+    with pytest.raises(RecipeError, match=r"takes 2 s, the phases 30 s, the evaluation per epoch"):
+        epochs_within(recipe_of(10, "phases=[{epochs = 3, weights = {ce = 1.0}}]"), Cost(1.0, 0.1, 0.0, 1.0), 100)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("20min", 1200), ("90s", 90), ("1h", 3600), ("1h30min", 5400), ("1h 5s", 3605)])
