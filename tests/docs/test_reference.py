@@ -38,3 +38,11 @@ def test_the_architecture_page_names_every_package_once():
 def test_the_picture_shows_every_package():
     picture = (DOCS / "packages.svg").read_text(encoding="utf-8")
     assert re.findall(r'font-weight="bold">(\w+)<', picture) == [name for layer in layers() for name in layer.split("|")]
+
+
+def test_a_row_of_the_page_of_commands_has_two_cells():
+    rows = [line for line in commands.as_markdown().splitlines() if line.startswith("| `")]
+    assert rows
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) == 3, row
+        assert "<" not in re.sub("`[^`]*`", "", row), row

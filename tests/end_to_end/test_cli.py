@@ -189,6 +189,10 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (
+            ["train", "--quick"],
+            "nothing was named; name a cell, such as digits/tiny/letkd-1, your own TOML file, or --data and",
+        ),
         (["train", "digits/tiny/letkd-3"], "unknown method 'letkd-3'; nearest: letkd-"),
         (
             ["train", "digits/tiny/ce", "--set", "optim.lrr=1", "--set", "train.epohcs=2"],

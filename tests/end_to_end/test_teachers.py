@@ -16,7 +16,7 @@ from letkd.layer import KDLayer
 from letkd.models import create_model, save_weights
 from letkd.recipes import resolve
 from letkd.training import build
-from letkd.training.teachers import build_teacher
+from letkd.training.teachers import build_teacher, near_chance
 
 COLOURS = {"blue": (30, 40, 210), "green": (40, 200, 50), "red": (220, 30, 40)}
 ORDER = ("red", "blue", "green")  # folders are in the order of the alphabet
@@ -110,6 +110,21 @@ def test_other_classes_are_refused_where_logits_are_read_and_told_elsewhere(letk
         *command(tree, tmp_path / "pets.safetensors", "--method", "kd", "--set", "teacher.classes=data", "--out", "two")
     )
     assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "classes", "n", "near"),
+    [
+        (1.0, 2, 6, False),
+        (0.75, 4, 4, False),
+        (0.5, 2, 6, True),
+        (0.6, 2, 2000, False),
+        (0.54, 2, 2000, True),
+        (0.05, 10, 10, True),
+    ],
+)
+def test_near_chance(accuracy, classes, n, near):
+    assert near_chance(accuracy, 1 / classes, n) == near
 
 
 def test_a_teacher_is_measured_once_per_run(letkd, tree, teacher, monkeypatch):

@@ -7,8 +7,8 @@ def methods() -> None:
     from rich.markdown import Markdown
 
     from letkd.progress import bar
-    from letkd.report.method_cards import as_markdown
+    from letkd.report.method_cards import GENERATED, as_markdown
 
     with bar("reading the methods", None):
         page = as_markdown()
-    Console().print(Markdown(page))
+    Console().print(Markdown(page.replace(GENERATED, "")))

@@ -9,7 +9,7 @@ from letkd.cli import options as o
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Networks to list; all if omitted.", show_default=False)
+        list[str] | None, typer.Argument(metavar="NAME", help="Networks to list; all if omitted.", show_default=False)
     ] = None,
     size: Annotated[
         str | None, typer.Option("--input", metavar="HxW", help="Image size.", show_default="each network's own")

@@ -63,6 +63,10 @@ class RecipeOptions:
         }
         given = {key: value for key, value in values.items() if value is not None}
         settings = [*(self.settings or []), *more_settings]
+        if self.cell is None and not (given or settings):
+            raise RecipeError(
+                "nothing was named; name a cell, such as digits/tiny/letkd-1, your own TOML file, or --data and --student"
+            )
         recipe, sources = resolve_with_sources(
             self.cell, method=self.method, preset=preset, overrides=given, settings=settings, quick=quick
         )

@@ -1,7 +1,8 @@
 """The page docs/commands.md: every command and option, generated from the command line."""
 
+import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -35,7 +36,9 @@ def as_markdown() -> str:
         usage = " ".join([path, *map(_usage, arguments), *(["[OPTIONS]"] if options else [])])
         paragraphs = (command.help or "").strip().split("\n\n")
         text += f"\n## {path}\n\n```text\n{usage}\n```\n\n" + "\n\n".join(" ".join(one.split()) for one in paragraphs) + "\n"
-        rows = [(f"`{_name(item)}`", item) for item in arguments] + [(_option(item), item) for item in options]
+        hints = get_type_hints(inspect.unwrap(command.callback))
+        rows = [(f"`{_name(item)}`", item) for item in arguments]
+        rows += [(_option(item, _choices(hints.get(item.name))), item) for item in options]
         if rows:
             text += "\n| | |\n| --- | --- |\n"
         for name, item in rows:
@@ -56,13 +59,23 @@ def _usage(item: Any) -> str:
     return name if item.required else f"[{name}]"
 
 
-def _option(item: Any) -> str:
+def _option(item: Any, choices: tuple[str, ...]) -> str:
     names = ", ".join(f"`{name}`" for name in [*item.opts, *item.secondary_opts])
-    return names if item.is_flag else f"{names} `{_name(item)}`"
+    value = " or ".join(choices) or _name(item).replace("|", " or ")  # a | would end the cell, even in code
+    return names if item.is_flag else f"{names} `{value}`"
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The values of an option that has a fixed set of them."""
+    found = next((part for part in (hint, *get_args(hint)) if get_origin(part) is Literal), None)
+    return get_args(found)
 
 
 def _default(item: Any) -> str:
     value = item.default
+    if item.param_type_name == "option" and isinstance(item.show_default, str):
+        text = item.show_default
+        return f" Default: `{text}`." if "<" in text else f" Default: {text}."  # outside of code, <cell> would be an HTML tag
     if item.param_type_name != "option" or value is None or callable(value) or isinstance(value, bool) or value == ():
         return ""
     return f" Default: `{value}`."

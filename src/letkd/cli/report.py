@@ -11,7 +11,7 @@ from letkd.cli import options as o
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain runs.", show_default=False)
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders that contain runs.", show_default=False)
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder for report.html.", show_default="RUN, or the common parent of several")

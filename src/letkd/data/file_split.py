@@ -77,7 +77,7 @@ class FileSplit:
                 picture = read_picture(self.path(i))
             except DataError as error:
                 raise DataError(
-                    f"{error}; replace the file, or skip such files with data.corrupt=skip (`letkd data check` lists them)"
+                    f"{error}; replace the file, or skip such files with `data.corrupt=skip` (`letkd data check` lists them)"
                 ) from None
             images[k] = as_tensor(augment.picture(picture, *(rows[k] for rows in draws), size=self.size, resize=self.resize))
         return augment.batch(images, *draws)

@@ -161,7 +161,7 @@ def as_splits(name: str, parts: Mapping[str, Listing], reading: Reading) -> tupl
     if empty and reading.corrupt == "refuse":
         raise DataError(
             f"{name} has {first_few(empty)} without an image to train on in {printable(train.root)}: fill or remove the class folder(s), "
-            "or skip such classes with data.corrupt=skip"
+            "or skip such classes with `data.corrupt=skip`"
         )
     if empty:
         say(f"{name}: {first_few(empty)} left out: no image to train on")

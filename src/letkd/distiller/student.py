@@ -127,7 +127,14 @@ def load_student(path: str | Path, *, model: str | None = None, num_classes: int
     shapes = _shapes(path)
     if name in list_models():
         with torch.device("meta"):  # no memory is allocated until the sizes in the header match the tensors
-            _must_fit(_change(create_model(name, num_classes=C), header, shapes, path), shapes, path)
+            try:
+                _must_fit(_change(create_model(name, num_classes=C), header, shapes, path), shapes, path)
+            except CheckpointError as error:
+                if name == header["model"]:
+                    raise
+                raise CheckpointError(
+                    f"{path} contains {header['model']!r}, not {name!r}; name another file, or this network"
+                ) from error
     student = create_model(name, num_classes=num_classes or C)
     if header.get("size"):
         set_image_size(student, header["size"])

@@ -64,7 +64,7 @@ def layer_cost(model: str, num_classes: int, *, K_inter: int = 8, batch: int = 6
         cells.append([Cell(name), *(Cell(number) for number in numbers)])
     notes = [
         f"Time per image in batches of {batch}, median of {rounds} rounds on this machine with {torch.get_num_threads()} thread(s); the "
-        "paper's times were measured on another machine."
+        "paper's increases are for its networks, on another machine."
     ]
     head = ["student", "time per image", "increase", "paper: increase", "MACs", "parameters"]
     return Grid("Cost of the KD layer at inference (supplement 1.2)", head, cells, notes)

@@ -17,11 +17,12 @@ from letkd.supervision.subclass import transition_scores
 
 PAIR = ("resnet56", "resnet20")
 LABELS = (soft_assign, transition_scores, ConvSupervision)
-HEAD = """# Methods
+GENERATED = "Generated from the methods and their recipes by `python -m letkd.report.method_cards > docs/methods.md`; do not edit by hand. "
+HEAD = f"""# Methods
 
-Generated from the methods and their recipes by `python -m letkd.report.method_cards > docs/methods.md`; do not edit by hand. First the
+{GENERATED}First the
 losses as formulae, then every row of the tables, including newer methods, with what it reads and its defaults. "Adds at inference"
-is the number of parameters that the exported student has in addition to the plain one, for {teacher} → {student} with 100 classes.
+is the number of parameters that the exported student has in addition to the plain one, for {{teacher}} → {{student}} with 100 classes.
 
 ## Formulae
 

@@ -55,9 +55,13 @@ def check_finite(folder: Path, module: nn.Module, epoch: int | None) -> None:
     """Raise an error if weights or statistics are not finite."""
     if (name := first_non_finite(module)) is not None:
         raise NonFiniteError(
-            f"{name!r} became NaN or infinite in epoch {epoch}; the last good checkpoint is kept in {folder}. Lower the learning rate, "
-            "or clip with `optim.clip=5`"
+            f"{name!r} became NaN or infinite in epoch {epoch}{kept(folder)}. Lower the learning rate, or clip with `optim.clip=5`"
         )
+
+
+def kept(folder: Path) -> str:
+    """Where the last checkpoint is, for an error message; empty if there is none."""
+    return f"; the last good checkpoint is kept in {folder}" if (folder / NAME).exists() else ""
 
 
 def load_checkpoint(

@@ -56,6 +56,7 @@ class RunFolder:
         self.path = must_be_utf8(Path(path))
         self._lock: int | None = None
         self.extends = False  # whether `recipe` differs from the folder's only by more epochs
+        self.replaces = False  # whether `recipe` takes the place of one that trained nothing
         if recipe is not None:
             self.recipe = recipe
             self._check_ownership()
@@ -201,6 +202,8 @@ class RunFolder:
                     sweep(folder, older=0)
                 if self.extends:
                     self._extend()
+                if self.replaces:
+                    self._replace()
                 if self.recipe_file.exists():
                     self._report_changes(now)
                     self.rows()  # reports lost rows once; `log` does not report them
@@ -217,6 +220,12 @@ class RunFolder:
         (self.path / self.RESULT).unlink(missing_ok=True)  # first: it is not the result of the longer run
         write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
         self.extends = False
+
+    def _replace(self) -> None:
+        say(f"{self.path}: an earlier start with another recipe trained nothing; its files are replaced")
+        for path in (self.inputs, self.recipe_file):
+            path.unlink(missing_ok=True)
+        self.replaces = False
 
     def check_present(self) -> None:
         """Raise an error if the folder was removed or replaced since `begin`."""
@@ -254,6 +263,9 @@ class RunFolder:
         if self.recipe_file.exists():
             changed = differences(self._recipe_table(), json.loads(json.dumps(self._table(), default=str)))
             why = f"it differs in {', '.join(changed)}" if changed else None
+            self.replaces = bool(changed) and self._is_untrained()
+            if self.replaces:
+                return
             if "train.epochs" in changed and {"train.epochs", "optim.milestones"}.issuperset(changed):
                 why = why_not_extended(RunFolder(self.path).recipe, self.recipe)
                 self.extends = why is None
@@ -261,6 +273,10 @@ class RunFolder:
                 raise RunError(f"{self.path} holds another run ({why}); choose another folder with `out=`, or remove it")
         elif self.path.exists() and (not self.path.is_dir() or any(map(self._is_foreign, self.path.iterdir()))):
             raise RunError(f"{self.path} exists and holds files that are not a run; choose another folder with `out=`")
+
+    def _is_untrained(self) -> bool:
+        """Whether a start ended before anything was saved, so that nothing is lost with another recipe."""
+        return not any(path.exists() for path in (self.last, self.log_file, self.path / self.RESULT, self.student))
 
     def _is_foreign(self, path: Path) -> bool:
         """Whether this file is not allowed in a folder without a recipe; supervision and remains of a failed start are."""

@@ -22,7 +22,7 @@ from letkd.models import save_weights
 from letkd.progress import say
 from letkd.recipes.schedule import lr_factor, phase_at
 from letkd.recipes.schema import Phase, Recipe
-from letkd.runs.checkpoint import check_finite
+from letkd.runs.checkpoint import check_finite, kept
 from letkd.runs.evaluation import Accuracy
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
@@ -218,8 +218,7 @@ class _Run:
         self.last_read = time.monotonic()
         if fault:
             raise NonFiniteError(
-                f"epoch {self.state.epoch}: {fault}; the last good checkpoint is kept in {self.run.last}. Lower the learning rate, or "
-                "clip with `optim.clip=5`"
+                f"epoch {self.state.epoch}: {fault}{kept(self.run.last)}. Lower the learning rate, or clip with `optim.clip=5`"
             )
         return sums
 

@@ -92,7 +92,7 @@ def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> floa
     why = "" if len(data.val) else " (there is no validation split)"
     say(f"teacher {recipe.teacher.model}: {accuracy.top1:.2f} % on {accuracy.n:,} {split} images{why}")
     chance = 1 / data.num_classes
-    if accuracy.top1 / 100 < chance + max(3 * math.sqrt(chance * (1 - chance) / accuracy.n), 0.1 * (1 - chance)):
+    if near_chance(accuracy.top1 / 100, chance, accuracy.n):
         say(
             f"warning: the teacher is hardly better than chance ({100 * chance:.2f} %). Usual causes: normalisation (it gets mean "
             f"{_short(teacher_input.mean)}, std {_short(teacher_input.std)}: teacher.mean, teacher.std), image size (it gets "
@@ -100,6 +100,15 @@ def measure_teacher(distiller: Distiller, recipe: Recipe, data: Dataset) -> floa
             f"wrong weights ({recipe.teacher.weights})"
         )
     return accuracy.top1
+
+
+def near_chance(accuracy: float, chance: float, n: int) -> bool:
+    """Whether an accuracy on n images is within three standard deviations of chance, or a tenth of the way from there to 1.
+
+    With few images, half of the way: a perfect teacher is never near chance.
+    """
+    margin = max(3 * math.sqrt(chance * (1 - chance) / n), 0.1 * (1 - chance))
+    return accuracy < chance + min(margin, 0.5 * (1 - chance))
 
 
 def _labelled(split: AnySplit) -> AnySplit:

@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_decoded_is_refused_by_name_when_it_is_read(tree, 
     told = str(caught.value)
     assert "\n" not in told
     assert str(bad) in told
-    assert "replace the file, or skip such files with data.corrupt=skip (`letkd data check` lists them)" in told
+    assert "replace the file, or skip such files with `data.corrupt=skip` (`letkd data check` lists them)" in told
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_empty_class_folders_are_refused_or_left_out_by_name(tree, said):
     (tree / "bat").mkdir()
     (tree / "dog").mkdir()
     (tree / "dog" / "notes.txt").write_text("no dogs yet")
-    with pytest.raises(DataError, match=r"folder has bat, dog without an image to train on .* data\.corrupt=skip"):
+    with pytest.raises(DataError, match=r"folder has bat, dog without an image to train on .* `data\.corrupt=skip`"):
         load_data("folder", root=tree)
     assert "notes.txt" in said()
     assert load_data("folder", root=tree, corrupt="skip").classes == ("ant", "bee", "cat")

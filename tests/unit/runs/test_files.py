@@ -313,7 +313,7 @@ def test_the_recipe_is_compared_again_under_the_lock(tmp_path):
     one = RunFolder(tmp_path / "run", resolve("digits/tiny/ce"))
     two = RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=["optim.lr=0.9"]))
     with one.begin():
-        pass
+        one.log({"epoch": 1})
     with pytest.raises(RunError, match=r"holds another run \(it differs in optim.lr\)"), two.begin():
         pass
 

@@ -35,12 +35,23 @@ def test_a_folder_keeps_its_recipe_and_refuses_another(tmp_path):
     run = RunFolder(tmp_path / "run", recipe)
     assert not run.path.exists()
     with run.begin():
-        pass
+        run.log({"epoch": 1})
     assert RunFolder(tmp_path / "run").recipe == recipe
     RunFolder(tmp_path / "run", recipe)
     other = resolve("digits/tiny/letkd-2", settings=["optim.lr=0.1", "methods.letkd.sites.penultimate.alpha=0.5"])
     with pytest.raises(RunError, match=r"holds another run \(it differs in methods.letkd.sites.penultimate.alpha, optim.lr\)"):
         RunFolder(tmp_path / "run", other)
+
+
+def test_a_start_that_trained_nothing_gives_its_folder_to_another_recipe(tmp_path, said):
+    with RunFolder(tmp_path / "run", resolve("digits/tiny/ce")).begin():
+        pass
+    (tmp_path / "run" / "inputs.json").write_text("{}")
+    run = RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=["optim.lr=0.9"]))
+    with run.begin():
+        assert not run.inputs.exists()
+    assert "an earlier start with another recipe trained nothing; its files are replaced" in said()
+    assert RunFolder(tmp_path / "run").recipe.optim.lr == 0.9
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
@@ -181,8 +192,9 @@ def test_a_run_is_extended_where_its_rates_would_have_been_the_same(more, longer
 
 def test_only_epochs_and_milestones_may_differ(tmp_path):
     settings = ["schedule=constant", "epochs=4"]
-    with RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=settings)).begin():
-        pass
+    run = RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=settings))
+    with run.begin():
+        run.log({"epoch": 1})
     assert RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=[*settings, "epochs=5"])).extends
     with pytest.raises(RunError, match=r"differs in optim\.lr, train\.epochs"):
         RunFolder(tmp_path / "run", resolve("digits/tiny/ce", settings=[*settings, "epochs=5", "lr=1"]))
