@@ -125,8 +125,9 @@ def _pruned(source: "Source", prune: str, tolerance: float) -> "Source":
 
 
 def _print_int8(quantised: "Quantised") -> None:
-    before, after = quantised.accuracy
-    print(f"INT8, accuracy on test: {before:.2f} % before, {after:.2f} % after")
+    if quantised.accuracy is not None:
+        before, after = quantised.accuracy
+        print(f"INT8, accuracy on test: {before:.2f} % before, {after:.2f} % after")
     _print_seconds(quantised.seconds)
     before, after = quantised.size
     print(f"INT8, size: {before / 1e6:.2f} MB before, {after / 1e6:.2f} MB after")

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from letkd.batch import Batch
-from letkd.data import AnySplit, Augment, load_data
-from letkd.data.check import LISTS
+from letkd.data import AnySplit, Augment
 from letkd.deploy.process import SECONDS
 from letkd.deploy.runners import Runner, open_model
 from letkd.distiller.facts import Facts
-from letkd.errors import DataError, RunError
+from letkd.errors import DataError
 from letkd.runs.evaluation import Accuracy, evaluate
+from letkd.training.students import images_for, must_have_labels, own_recipe, tell_default_split
 
 BATCH = 64
 
@@ -46,18 +46,19 @@ def evaluate_file(
     """Accuracy of an `.onnx` file, or with `trust` of a `.pt2` file, on a split of a data set.
 
     Args:
+        data: name of the data set; default: that of the run folder that contains the file. The run's own data set is split as in
+            the run.
         trust, seconds: as for `open_model`.
     """
     runner = open_model(path, trust=trust, seconds=seconds)
-    if data is None:
-        raise RunError(f"{path} does not contain the name of its data set; give it with `data=`")
-    facts = runner.facts
-    reading = {"size": facts.size, "resize": facts.resize} if data in LISTS and facts.size else {}
-    images = load_data(data, root=root, **reading)
-    _must_be_the_same_classes(path, facts, images.name, images.classes, images.num_classes)
+    images = images_for(path, runner.facts, data=data, root=root)
+    must_have_labels(images)
+    _must_be_the_same_classes(path, runner.facts, images.name, images.classes, images.num_classes)
     part = getattr(images, split)
     if not len(part):
-        raise DataError(f"the {split} split of {images.name} is empty; choose another with `split=`")
+        raise DataError(f"the {split} split of {images.name} is empty here; choose another with `split=`")
+    if own_recipe(path, data) is None:
+        tell_default_split(images, split)
     return evaluate_runner(runner, part, description=f"evaluating on {split}")
 
 

@@ -28,20 +28,22 @@ QUANTISED = ["Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool"]
 
 @dataclass(frozen=True)
 class Quantised:
-    """Effect of INT8, before and after: test accuracy in per cent, seconds by batch size, and file size in bytes."""
+    """Effect of INT8, before and after: test accuracy in per cent (None without labels), seconds by batch size, file size in bytes."""
 
-    accuracy: tuple[float, float]
+    accuracy: tuple[float, float] | None
     seconds: dict[int, tuple[float, float]]
     size: tuple[int, int]
 
 
 class _Images:
-    """Training images for onnxruntime's calibration, one batch at a time."""
+    """Training images for onnxruntime's calibration, one batch at a time. If the batch is fixed, images repeat to fill the last one."""
 
     def __init__(self, images: UInt8[Tensor, "n 3 h w"], facts: Facts):
-        size = BATCH if "batch" in facts.dynamic else facts.batch
-        whole = images if "batch" in facts.dynamic else images[: len(images) // size * size]  # a fixed batch is never smaller
-        self.facts, self.batches = facts, iter(whole.split(size))
+        size = BATCH
+        if "batch" not in facts.dynamic:
+            size = facts.batch
+            images = images[torch.arange(-(-len(images) // size) * size) % len(images)]
+        self.facts, self.batches = facts, iter(images.split(size))
 
     def get_next(self) -> dict | None:
         images = next(self.batches, None)
@@ -85,13 +87,21 @@ def calibration_images(split: AnySplit) -> UInt8[Tensor, "n 3 h w"]:
     return images_at(split, order[:CALIBRATION])
 
 
-def measure(before: bytes, after: bytes, test: AnySplit) -> Quantised:
-    """Measure accuracy, speed and size of both files."""
+def measure(before: bytes, after: bytes, images: UInt8[Tensor, "n 3 h w"], test: AnySplit | None) -> Quantised:
+    """Measure accuracy, speed and size of both files.
+
+    Args:
+        images: to measure the speed on.
+        test: to measure the accuracy on; None if there are no labels.
+    """
     runners = [onnx_runner(content, "the exported student") for content in (before, after)]
-    accuracies = [evaluate_runner(runner, test, description="accuracy").top1 for runner in runners]
+    accuracy = None
+    if test is not None:
+        first, second = (evaluate_runner(runner, test, description="accuracy").top1 for runner in runners)
+        accuracy = (first, second)
     seconds = {}
     for batch in (1, 128):
-        images = images_at(test, torch.arange(min(batch, len(test))))
-        taken = interleaved({name: partial(runner, images) for name, runner in zip(("f", "i"), runners, strict=True)})
-        seconds[len(images)] = (taken["f"], taken["i"])
-    return Quantised((accuracies[0], accuracies[1]), seconds, (len(before), len(after)))
+        x = images[:batch]
+        taken = interleaved({name: partial(runner, x) for name, runner in zip(("f", "i"), runners, strict=True)})
+        seconds[len(x)] = (taken["f"], taken["i"])
+    return Quantised(accuracy, seconds, (len(before), len(after)))

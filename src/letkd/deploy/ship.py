@@ -91,9 +91,11 @@ def ship(
     quantised = None
     if int8 and "real" not in images:
         raise ExportError("INT8 is calibrated and measured on the data's images, which have another size; omit `size=`")
-    if int8 and content is not None and source.data is not None:
-        small = quantise(content, facts, calibration_images(source.data.train))
-        quantised = measure(content, small, source.data.test)
+    data = source.data
+    if int8 and content is not None and data is not None:
+        calibration = calibration_images(data.train)
+        small = quantise(content, facts, calibration)
+        quantised = measure(content, small, calibration, data.test if data.has_labels and len(data.test) else None)
         content = small
         runner = FORMATS[to].run(content, path)
         runner.facts = facts

@@ -10,7 +10,7 @@ from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.base import stratified
 from letkd.data.loader import eval_batch
 from letkd.deploy.prune import Pruned, prune_auto, prune_never, prune_to
-from letkd.deploy.source import Source
+from letkd.deploy.source import PRUNED, Measured, Source
 from letkd.deploy.speed import interleaved
 from letkd.errors import ExportError
 from letkd.layer.folded import fold_student
@@ -26,13 +26,11 @@ class Shrunk:
 
     Args:
         layers: the pruned layers.
-        validation: description of the validation images.
-        accuracy: in per cent before and after, by split.
+        accuracy: in per cent before and after, by split; empty without labels.
         seconds: per forward pass before and after, by batch size.
     """
 
     layers: list[Pruned]
-    validation: str
     accuracy: dict[str, tuple[float, float]]
     seconds: dict[int, tuple[float, float]]
 
@@ -44,11 +42,19 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
         ask: `never` removes the templates that never fire on the training images; `auto` keeps the fewest within the tolerance; a
             number keeps that many in every layer.
         tolerance: percentage points of validation accuracy that `auto` may lose.
+
+    Only `auto` needs labels. Without them, no accuracy is measured.
     """
     if source.data is None:
         raise ExportError("pruning needs the training images, but they are not available; name them with `data=` and `root=`")
-    train, validation, name = hold_out(source.data)
-    loader = partial(Loader, batch_size=eval_batch(source.data.image_size), mean=source.data.mean, std=source.data.std)
+    data = source.data
+    if ask == "auto" and not data.has_labels:
+        raise ExportError(
+            f"`prune=auto` needs labels to measure the accuracy, and {data.name} has none; use `prune=never` or a number, or name labelled "
+            "images with `data=` and `root=`"
+        )
+    train, validation, name = hold_out(data) if data.has_labels else (data.train, data.val, "")
+    loader = partial(Loader, batch_size=eval_batch(data.image_size), mean=data.mean, std=data.std)
 
     def accuracy(student: nn.Module, split: AnySplit = validation) -> float:
         return evaluate(student, loader(split), description="accuracy").top1
@@ -59,16 +65,15 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     prune = ways[ask] if ask in ways else partial(prune_to, K=int(ask))
     before = fold_student(source.student)
     after, layers = prune(before, loader(train))
-    splits = {name: validation, "test": source.data.test}
+    splits = {key: part for key, part in ((name, validation), ("test", data.test)) if data.has_labels and len(part)}
+    accuracies = {key: (accuracy(before, part), accuracy(after, part)) for key, part in splits.items()}
     seconds = {}
     for batch in BATCHES:
-        x = next(iter(Loader(train, min(batch, len(train)), mean=source.data.mean, std=source.data.std))).x
+        x = next(iter(Loader(train, min(batch, len(train)), mean=data.mean, std=data.std))).x
         taken = interleaved({"before": partial(before, x), "after": partial(after, x)})
         seconds[len(x)] = (taken["before"], taken["after"])
-    report = Shrunk(
-        layers, name, {key: (accuracy(before, part), accuracy(after, part)) for key, part in splits.items()}, seconds
-    )
-    return replace(source, student=after), report
+    measured = Measured(accuracies["test"][1], data.name, PRUNED) if "test" in accuracies else None
+    return replace(source, student=after, pruned=True, measured=measured), Shrunk(layers, accuracies, seconds)
 
 
 def hold_out(data: Dataset) -> tuple[AnySplit, AnySplit, str]:

@@ -19,6 +19,23 @@ from letkd.progress import say
 from letkd.runs.folder import RunFolder
 from letkd.training.students import data_of
 
+LAST, AVERAGED, PRUNED = "last epoch", "averaged weights", "after pruning"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured test accuracy.
+
+    Args:
+        top1: in per cent.
+        data: name of the data set.
+        weights: the weights that were measured: `LAST`, `AVERAGED` or `PRUNED`.
+    """
+
+    top1: float
+    data: str
+    weights: str
+
 
 @dataclass(frozen=True)
 class Source:
@@ -28,13 +45,17 @@ class Source:
         path: its file.
         student: in eval mode.
         facts: about its input and classes.
-        data: the images it was trained on; None if they are not available.
+        data: the images it was trained on, with or without labels; None if they are not available.
+        pruned: whether the student was pruned, so that it differs from that in the file.
+        measured: test accuracy after pruning; None if the student was not pruned, or without labels.
     """
 
     path: Path
     student: nn.Module
     facts: Facts
     data: Dataset | None
+    pruned: bool = False
+    measured: Measured | None = None
 
 
 def open_source(
@@ -72,6 +93,19 @@ def open_source(
         facts = facts.replace(mean=facts.mean or images.mean, std=facts.std or images.std)
     facts = with_size(facts.replace(size=size or facts.size), network)
     return Source(path, network, facts, images)
+
+
+def measured_in_run(path: Path) -> Measured | None:
+    """The test accuracy that a run measured for this student file of its folder; None for other files, and without labels."""
+    run = RunFolder(path.parent)
+    result = run.result if run.exists else None
+    if result is None:
+        return None
+    top1, weights = {
+        run.student.name: (result.last_test, LAST),
+        run.averaged_student.name: (result.ema_test, AVERAGED),
+    }.get(path.name, (None, ""))
+    return None if top1 is None else Measured(top1, run.recipe.data.name, weights)
 
 
 def finished(folder: RunFolder) -> RunFolder:

@@ -18,6 +18,7 @@ from letkd.files import must_be_utf8
 from letkd.models import create_model, list_models
 from letkd.models.extras import set_image_size
 from letkd.progress import say
+from letkd.recipes.schema import Recipe
 from letkd.runs.evaluation import Accuracy, evaluate
 from letkd.runs.folder import RunFolder
 from letkd.taps import Taps, as_logits, run_once
@@ -51,6 +52,9 @@ def evaluate_student(
     if student is not None and not is_student_file(path):
         return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std, size=size)
     images = data_of(path, data=data, root=root, mean=mean, std=std, size=size)
+    must_have_labels(images)
+    if own_recipe(path, data) is None:
+        tell_default_split(images, split)
     network = load_student(path, model=student)
     known_size = size or facts_from(read_header(path), path).size
     if known_size is None and not RunFolder(path.parent).exists:
@@ -67,24 +71,44 @@ def data_of(
     std: Channels | None = None,
     size: Size | None = None,
 ) -> Dataset:
-    """The data set for a student file: `data`, or that of the run folder that contains the file.
+    """The data set for a student file: `data`, or that of the run folder that contains the file. It may have no labels.
 
     Args:
         mean, std: per channel; default: those in the file.
         size: of the images; default: that in the file.
     """
     facts = facts_from(read_header(path), path)
-    images = _images(path, facts, data, root, size)
+    images = images_for(path, facts, data=data, root=root, size=size)
+    if images.has_labels and images.num_classes != facts.num_classes:
+        raise DataError(
+            f"{path} has {facts.num_classes} classes and {images.name} {images.num_classes}; name the data it was trained on"
+        )
+    return _normalised(images, mean or facts.mean, std or facts.std)
+
+
+def must_have_labels(images: Dataset) -> None:
+    """Raise if the data set has no labels."""
     if not images.has_labels:
         raise DataError(
             f"{images.name} has no labels, so no accuracy can be computed; name labelled images with --data, or probe the student's "
             "features with `letkd train … --probe DATA`"
         )
-    if images.num_classes != facts.num_classes:
-        raise DataError(
-            f"{path} has {facts.num_classes} classes and {images.name} {images.num_classes}; name the data it was trained on"
+
+
+def own_recipe(path: Path, data: str | None) -> Recipe | None:
+    """The recipe of the run folder that contains the file; None without one, or if `data` names another data set than the run's."""
+    run = RunFolder(path.parent)
+    recipe = run.recipe if run.exists else None
+    return recipe if recipe is not None and data in (None, recipe.data.name) else None
+
+
+def tell_default_split(images: Dataset, split: str) -> None:
+    """Print that the split is not known to be that of the training, unless it is the test split, which never changes."""
+    if split != "test":
+        say(
+            f"the {split} split of {images.name} is the data set's default one, not that of a run; the network may have been trained on "
+            "these images"
         )
-    return _normalised(images, mean or facts.mean, std or facts.std)
 
 
 def evaluate_network(
@@ -109,6 +133,8 @@ def evaluate_network(
         raise RunError(f"{weights} does not name its training data: name the data set with `data=`")
     facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
     images = _normalised(_load(data, root, size, facts), mean, std)
+    must_have_labels(images)
+    tell_default_split(images, split)
     network = create_model(model, num_classes=images.num_classes, weights=weights)
     if size is None and (facts is None or facts.size is None):
         images = _at_network_size(images, network)
@@ -158,15 +184,22 @@ def _size_text(size: tuple[int, int]) -> str:
     return "x".join(map(str, size))
 
 
-def _images(path: Path, facts: Facts, data: str | None, root: Path | None, size: Size | None) -> Dataset:
-    run = RunFolder(path.parent)
-    recipe = run.recipe if run.exists else None
-    if data is not None and (recipe is None or data != recipe.data.name):
+def images_for(path: Path, facts: Facts, *, data: str | None, root: Path | None, size: Size | None = None) -> Dataset:
+    """The data set for a student or exported file, split as in the run that the file belongs to.
+
+    Args:
+        facts: those in the file.
+        data: its name; default: that of the run folder that contains the file.
+        size: of image files; default: that in the file.
+    """
+    recipe = own_recipe(path, data)
+    if recipe is None and data is not None:
         return _load(data, root, size, facts)
     if recipe is None:
         raise RunError(f"{path} is not in a run folder: name the data set with `data=`")
     # The run's own data set: split as in the run, so that no training image counts as held out.
-    given = {"root": None if root is None else str(root), "size": size}
+    of_file = facts.size if recipe.data.name in LISTS else None
+    given = {"root": None if root is None else str(root), "size": size or of_file}
     table = recipe.data.model_copy(update={key: value for key, value in given.items() if value is not None})
     return read_data(recipe.model_copy(update={"data": table}))
 

@@ -1,0 +1,58 @@
+"""An exported file is evaluated on the split of its run, or a message says that the split is not known to be that one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from letkd.deploy.ship import ship
+from letkd.deploy.source import open_source
+from letkd.progress import set_quiet
+from letkd.recipes import resolve
+from letkd.training.loop import train
+from tests.support.runs import SMALL, made_once
+
+DEFAULT = "split of digits is the data set's default one, not that of a run; the network may have been trained on these images"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run without a validation split, with an exported file; not to be written to."""
+
+    def make(folder: Path) -> None:
+        set_quiet(True)
+        train(resolve("digits/tiny/ce", settings=[*SMALL, "data.val=0", "train.epochs=1"]), folder)
+        ship(open_source(folder), "onnx")
+
+    return made_once(tmp_path_factory, "eval-files", make)
+
+
+@pytest.mark.parametrize("name", ["student.onnx", "student.safetensors"])
+def test_a_file_in_a_run_folder_has_the_splits_of_the_run(letkd, run, name):
+    code, out, err = letkd("eval", run / name, "--data", "digits", "--split", "val")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the val split of digits is empty here" in err
+    images = len(open_source(run).data.train)
+    for given in (["--data", "digits"], []):
+        code, out, err = letkd("eval", run / name, *given, "--split", "train")
+        assert (code, err) == (0, "")
+        assert out.splitlines()[-2].split()[-2] == str(images)
+
+
+@pytest.mark.parametrize("name", ["student.onnx", "student.safetensors"])
+def test_a_file_elsewhere_has_the_default_splits_which_is_told(letkd, run, tmp_path, name):
+    shutil.copy(run / name, tmp_path / name)
+    for split, told in (("val", True), ("train", True), ("test", False)):
+        code, _, err = letkd("eval", name, "--data", "digits", "--split", split)
+        assert code == 0, err
+        assert (f"the {split} {DEFAULT}" in err) == told
+    code, _, err = letkd("eval", name)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{name} is not in a run folder: name the data set with --data" in err
+
+
+def test_a_network_with_weights_has_the_default_splits_which_is_told(letkd, run):
+    words = ["eval", "resnet8_tiny", "--weights", run / "student.safetensors", "--data", "digits", "--split", "val"]
+    code, _, err = letkd(*words)
+    assert code == 0, err
+    assert f"the val {DEFAULT}" in err
