@@ -1,14 +1,18 @@
 """Figures by what is in their axes: curves, classes, features, correlations."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from letkd.batch import Batch
-from letkd.errors import TapError
+from letkd.distiller.teacher_input import AdaptedTeacher, TeacherInput
+from letkd.errors import NonFiniteError, TapError
 from letkd.models import create_model
 from letkd.models.cost import macs
 from letkd.recipes import resolve
+from letkd.recipes.schema import Network, Teacher
 from letkd.report.charts import Chart, Series, draw, draw_all
 from letkd.report.classes import class_chart, confusion_matrix, confusions, per_class
 from letkd.report.collect import Group, Run
@@ -32,7 +36,8 @@ def rows(*values: float, **more) -> list[dict]:
 def test_a_curve_is_the_mean_over_seeds_with_the_range_around_it():
     one, other = group("ce", rows(10, 20), rows(30, 50)), group("kd", rows(1, 2, 3, kd=7.0))
     charts = {chart.key: chart for chart in curves("digits/tiny", [one, other])}
-    axes = draw(charts["val"]).axes[0]
+    figure = draw(charts["val"])
+    axes = figure.axes[0]
     (x, y), (_, y2) = (line.get_data() for line in axes.lines)
     assert list(x) == [1, 2, 3]
     assert list(y[:2]) == [20, 35]
@@ -40,7 +45,7 @@ def test_a_curve_is_the_mean_over_seeds_with_the_range_around_it():
     assert list(y2) == [1, 2, 3]
     band = axes.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (10, 50)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Student", "KD"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Student", "KD"]
     assert draw(charts["lr"]).axes[0].get_yscale() == "log"
     assert "ema" not in charts
     averaged = {chart.key: chart for chart in curves("digits/tiny", [group("kd", rows(1, 2, kd=7.0, ema_val_top1=3.0))])}
@@ -60,7 +65,7 @@ def test_values_of_some_epochs_are_shown_as_a_line_or_as_points():
     assert (list(chart.x), list(chart.series[0].y)) == ([10, 20, 30, 40], [10, 20, 30, 40])
     both = curves("digits/tiny", [group("ce", sparse), group("kd", rows(*range(1, 41)))])
     lone, whole = draw(next(chart for chart in both if chart.key == "val")).axes[0].lines
-    assert (lone.get_marker(), whole.get_marker()) == (".", ""), "a line cannot show points between gaps"
+    assert (lone.get_marker(), whole.get_marker()) == ("o", ""), "a line cannot show points between gaps"
 
 
 def test_health_has_a_chart_for_each_value_of_each_site():
@@ -123,7 +128,7 @@ def test_the_plane_is_the_first_two_principal_components():
 def test_feature_and_correlation_figures_hold_their_data():
     student = create_model("resnet8_tiny", num_classes=10)
     batch = Batch(torch.randn(6, 3, 32, 32), torch.arange(6))
-    found = outputs(student, batch, step=4)
+    found = outputs(student, batch, Network(model="resnet8_tiny"), step=4)
     torch.testing.assert_close(found.logits, student.eval()(batch.x))
     torch.testing.assert_close(student.fc(found.pooled), found.logits)
     plane = project(found.pooled)
@@ -136,8 +141,58 @@ def test_feature_and_correlation_figures_hold_their_data():
     np.testing.assert_allclose(difference.detach(), expected, atol=1e-9)
     image = draw_differences({"KD": difference.detach()}).axes[0].images[0].get_array()
     np.testing.assert_allclose(image, expected, atol=1e-9)
-    with pytest.raises(TapError, match="Net names no tap 'pooled'"):
-        outputs(Net(3), Batch(*a_stream()[0].__dict__.values()))
+
+
+def test_features_of_an_own_network_are_read_at_the_taps_of_the_recipe_or_at_the_proposed_one():
+    own = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 3)
+    )
+    halves, zeros = (0.5, 0.5, 0.5), (0.0, 0.0, 0.0)
+    teacher = AdaptedTeacher(own, TeacherInput(zeros, halves, zeros, halves, size=(8, 8), order=(2, 0)))
+    batch = Batch(torch.randn(5, 3, 6, 6), torch.zeros(5, dtype=torch.int64))
+    for taps in ({"pooled": "3:input"}, {"pooled": "2"}, {"penultimate": "0"}, {}):
+        found = outputs(own, batch, Network(model="net.py:own", taps=taps))
+        torch.testing.assert_close(own[3](found.pooled), found.logits, msg=str(taps))
+        found = outputs(teacher, batch, Teacher(model="net.py:own", taps=taps))
+        torch.testing.assert_close(own[3](found.pooled)[:, [2, 0]], found.logits, msg=str(taps))
+    maps = outputs(own, batch, Network(model="net.py:own", taps={"pooled": "1"}))
+    assert maps.pooled.shape == (5, 4), "the recipe's tap, not the proposed one"
+    assert outputs(own, batch, Network(model="net.py:own", taps={"pooled": "0"})).pooled.shape == (5, 4 * 16)
+
+
+def test_a_network_whose_classifier_is_not_found_is_named_with_the_option():
+    without_linear = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 6), torch.nn.Flatten())
+    teacher = AdaptedTeacher(without_linear, TeacherInput(*[(0.5, 0.5, 0.5)] * 4))
+    batch = Batch(torch.randn(2, 3, 6, 6), torch.zeros(2, dtype=torch.int64))
+    for model, table, option in (
+        (without_linear, Network(model="net.py:own"), "--tap"),
+        (teacher, Teacher(model="net.py:own"), "--teacher-tap"),
+    ):
+        with pytest.raises(TapError, match=rf"^net\.py:own has no tap 'pooled', .* {option} pooled=module\.path"):
+            outputs(model, batch, table)
+    infinite = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
+    infinite[1].bias.data.fill_(float("inf"))
+    with pytest.raises(NonFiniteError, match=r"^net\.py:own returns NaN"):
+        outputs(infinite, batch, Network(model="net.py:own"))
+
+
+def test_titles_of_panels_do_not_overlap():
+    titles = [
+        "FitNet + KD layer, no supervision",
+        "FitNet + KD layer, supervised",
+        "letKD-2 (letkd.sites.intermediate.supervision.K 16)",
+    ]
+    points, classes = np.zeros((20, 2)), tuple(f"class {c}" for c in range(20))
+    for figure in (
+        draw_planes(dict.fromkeys(titles, points), torch.arange(20), classes),
+        draw_differences(dict.fromkeys(titles, torch.ones(3, 3))),
+    ):
+        figure.draw_without_rendering()
+        boxes = [axes.title.get_window_extent() for axes in figure.axes[:3]]
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+        for legend in figure.legends:
+            assert figure.bbox.y0 <= legend.get_window_extent().y0
+            assert legend.get_window_extent().y1 <= figure.bbox.y1
 
 
 def test_macs_by_hand():
@@ -146,7 +201,7 @@ def test_macs_by_hand():
 
 
 def test_a_chart_of_one_series_needs_no_legend():
-    assert draw(Chart("k", "t", "x", "y", [1, 2], [Series("a", [1.0, None])])).axes[0].get_legend() is None
+    assert draw(Chart("k", "t", "x", "y", [1, 2], [Series("a", [1.0, None])])).legends == []
 
 
 def test_a_loss_that_is_no_number_is_a_gap_on_the_page():

@@ -54,7 +54,7 @@ def test_it_opens_without_a_complaint_and_fits_the_screen(browser, page, width, 
     browser.open(page, width=width, dark=dark)
     assert browser.complaints() == []
     assert browser.run("document.documentElement.scrollWidth") <= width
-    drawn = browser.run("[...document.querySelectorAll('[data-chart]')].filter((c) => c.querySelector('svg *')).length")
+    drawn = browser.run("[...document.querySelectorAll('[data-chart]')].filter((c) => c.querySelector('.plot *')).length")
     assert drawn == browser.run("JSON.parse(document.getElementById('data').textContent).charts.length") > 5
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (max(map(int, re.findall(r"\d+", ground))) < 60) == dark
@@ -88,6 +88,34 @@ def test_pointing_at_a_curve_tells_the_metrics(browser, page, runs):
     browser.run(f"document.querySelector('{accuracy} svg').focus()")
     browser.press("ArrowLeft")
     assert browser.run(f"document.querySelector('{accuracy} output').textContent") == "epoch 1"
+
+
+def test_each_line_starts_with_its_own_last_value(browser, tmp_path):
+    """AB has one epoch more than the other rows."""
+    for method, epochs in (("ce", 2), ("ab", 3)):
+        run = RunFolder(tmp_path / method, resolve(f"digits/tiny/{method}"))
+        with run.begin():
+            for epoch in range(1, epochs + 1):
+                run.log({"epoch": epoch, "lr": 0.1, "train_top1": 1.0, "loss": 1.0, "ce": 1.0, "val_top1": 10.0 * epoch})
+    browser.open(write_report([tmp_path], tmp_path / "out"))
+    accuracy = chart(browser, "Validation accuracy")
+    readout = f"document.querySelector('{accuracy} output').textContent"
+    assert legend(browser, accuracy) == {"Student": "20.00", "AB": "30.00"}
+    assert browser.run(readout) == "last epoch"
+    browser.hover(f"{accuracy} svg", x=0.95)
+    assert legend(browser, accuracy) == {"Student": "–", "AB": "30.00"}
+    assert browser.run(readout) == "epoch 3"
+    assert browser.complaints() == []
+
+
+def test_rows_with_the_same_colour_have_other_marks(browser, tmp_path):
+    for k in range(17):
+        a_run(tmp_path / str(k), "digits/tiny/ce", 50.0, title=f"row {k:02}")
+    browser.open(write_report([tmp_path], tmp_path / "out"))
+    keys = browser.run(
+        f"[...document.querySelectorAll('{chart(browser, 'Training accuracy (augmented images)')} .key')].map((key) => key.innerHTML)"
+    )
+    assert len(keys) == len(set(keys)) == 17
 
 
 def test_a_name_hides_its_line(browser, page):

@@ -15,6 +15,7 @@ from letkd.report.curves import training
 from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain, reference_of
 from letkd.report.paper import ORDER, named_methods, paper_results, table_position
 from letkd.report.results_table import as_markdown as rows_as_markdown
+from letkd.report.write import write_report
 from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 from letkd.runs.results import Row
@@ -191,6 +192,24 @@ def test_how_good_the_teacher_was_stands_below_the_table(tmp_path):
     assert "Accuracy of the teacher before training: 72.50 % on validation images" in " ".join(
         detail(PAIR, find_groups([tmp_path]), {}).notes
     )
+
+
+def test_numbers_of_runs_without_labels_stand_below_the_table(tmp_path):
+    for seed, loss in enumerate((0.25, 0.75)):
+        a_run(tmp_path / str(seed), f"{PAIR}/letkd-1", 70.0, seed=seed)
+        run = RunFolder(tmp_path / str(seed))
+        numbers = {"held_out": {"kd/penultimate": loss}, "probe": {"knn": 40.0, "linear": 45.0}}
+        run.finish(replace(run.result, last_test=None, best_val_test=None, **numbers))
+    a_run(tmp_path / "kd", f"{PAIR}/kd", 70.0)
+    notes = detail(PAIR, find_groups([tmp_path]), {}).notes
+    told = (
+        "letKD-1: kd/penultimate on held-out images: 0.5000 ± 0.3536; knn probe: 40.00 ± 0.00 %; linear probe: 45.00 ± 0.00 %."
+    )
+    assert told in notes
+    assert not any(note.startswith("KD:") for note in notes)
+    out = write_report([tmp_path], tmp_path / "out")
+    assert told in out.read_text()
+    assert r"letKD-1: kd/penultimate on held-out images: 0.5000" in (tmp_path / "out/report/table.md").read_text()
 
 
 def test_what_is_not_finished_is_not_counted(tmp_path):

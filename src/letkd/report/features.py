@@ -2,8 +2,9 @@
 
 import base64
 import io
+import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,15 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from letkd.batch import Batch
+from letkd.distiller.teacher_input import AdaptedTeacher
 from letkd.errors import NonFiniteError, TapError
 from letkd.inspect.sites import at_rest
+from letkd.recipes.schema import Network, Teacher
 from letkd.report.charts import new_figure
-from letkd.taps import Taps, as_logits, as_taps
+from letkd.report.legends import add_legend
+from letkd.taps import Tap, Taps, as_logits, as_taps
+from letkd.taps.find import proposed_taps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Way = Literal["pca", "tsne"]
+CHARACTERS = 28  # per line of a panel's title
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +36,14 @@ class Outputs:
     logits: Tensor
 
 
-def outputs(model: nn.Module, batch: Batch, *, step: int = 128) -> Outputs:
-    """Run a network that names the tap `pooled`, as the zoo's networks do, on some images."""
-    named = as_taps(model)
-    if "pooled" not in named:
-        raise TapError(f"{type(model).__name__} names no tap 'pooled' (the input of its classifier)")
-    taps = Taps(model, {"pooled": named["pooled"]})
+def outputs(model: nn.Module, batch: Batch, network: Network, *, step: int = 128) -> Outputs:
+    """Run a network on some images.
+
+    Args:
+        network: its table in the recipe. The classifier's input is the tap `pooled` of this table, or of the network, or the one that
+            `find_taps` proposes.
+    """
+    taps = Taps(model, {"pooled": _classifier_input(model, network, batch.x[:1])})
     pooled, logits = [], []
     with at_rest(model):
         for x in batch.x.split(step):
@@ -44,8 +52,23 @@ def outputs(model: nn.Module, batch: Batch, *, step: int = 128) -> Outputs:
             logits.append(as_logits(output, model).float())
     found = Outputs(torch.cat(pooled), torch.cat(logits))
     if not (torch.isfinite(found.pooled).all() and torch.isfinite(found.logits).all()):
-        raise NonFiniteError(f"{type(model).__name__} returns NaN or infinity for test images; check its weights")
+        raise NonFiniteError(f"{network.model} returns NaN or infinity for test images; check its weights")
     return found
+
+
+def _classifier_input(model: nn.Module, network: Network, example: Tensor) -> Tap:
+    if isinstance(model, AdaptedTeacher):
+        tap = _classifier_input(model.teacher, network, model.teacher_input(example))
+        return replace(tap, path=f"teacher.{tap.path}")
+    known = as_taps(model, network.taps)
+    tap = known.get("pooled") or proposed_taps(model, example)[0].get("pooled")
+    if tap is None:
+        option = "--teacher-tap" if isinstance(network, Teacher) else "--tap"
+        raise TapError(
+            f"{network.model} has no tap 'pooled', the input of its classifier, and none was found; name it in the training command "
+            f"with {option} pooled=module.path:input, where module.path is the classifier"
+        )
+    return tap
 
 
 def project(pooled: Tensor, way: Way = "pca") -> np.ndarray:
@@ -85,11 +108,11 @@ def draw_planes(planes: Mapping[str, np.ndarray], labels: Tensor, classes: tuple
     colours = [class_colour(int(c)) for c in labels]
     for axes, (title, at) in zip(panels, planes.items(), strict=True):
         axes.scatter(at[:, 0], at[:, 1], s=7, c=colours, linewidths=0)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(textwrap.fill(title, CHARACTERS), fontsize=9)
         axes.set(xlim=(-1.08, 1.08), ylim=(-1.08, 1.08), xticks=[], yticks=[], aspect="equal")
     if len(classes) <= 20:
-        marks = [panels[0].scatter([], [], s=12, color=class_colour(c), label=name) for c, name in enumerate(classes)]
-        figure.legend(handles=marks, fontsize=7, frameon=False, loc="outside right upper")
+        marks = [panels[0].scatter([], [], s=12, color=class_colour(c)) for c in range(len(classes))]
+        add_legend(figure, dict(zip(classes, marks, strict=True)), font_size=7)
     return figure
 
 
@@ -100,7 +123,7 @@ def draw_differences(maps: Mapping[str, Tensor]) -> "Figure":
     image = None
     for axes, (title, one) in zip(panels, maps.items(), strict=True):
         image = axes.imshow(one.numpy(), cmap="RdBu_r", vmin=-largest, vmax=largest)
-        axes.set_title(f"{title}: mean |difference| {float(one.abs().mean()):.3f}", fontsize=8)
+        axes.set_title(f"{textwrap.fill(title, CHARACTERS)}\nmean |difference| {float(one.abs().mean()):.3f}", fontsize=8)
         axes.set(xticks=[], yticks=[])
     if image is not None:
         figure.colorbar(image, ax=list(panels), shrink=0.8)

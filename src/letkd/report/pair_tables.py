@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from letkd.report.collect import Group
 from letkd.report.paired import NOTE, PairedDifference, head, paired_difference
 from letkd.report.paper import PaperResult, table_position
+from letkd.report.results_table import without_labels
 from letkd.runs.grid import Cell, Grid
 from letkd.runs.results import mean_std
 
@@ -135,6 +136,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         if group.paper and group.paper.source
     ]
     notes += [f"{group.title} {group.note}." for group in groups if group.note]
+    notes += [f"{group.title}: {'; '.join(lines)}." for group in groups if (lines := without_labels(group.results))]
     for group in groups:
         if open_runs := len(group.runs) - len(group.results):
             notes.append(f"{group.title}: {open_runs} of {len(group.runs)} runs are not finished and not counted.")

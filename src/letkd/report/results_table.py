@@ -2,17 +2,12 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from letkd.progress import plain
 from letkd.report.paired import NOTE, head, paired_difference
-from letkd.runs.grid import escape_markdown, paragraph_markdown
+from letkd.runs.grid import WholeTable, escape_markdown, paragraph_markdown
 from letkd.runs.records import Result
 from letkd.runs.results import Row, mean_std
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "method": lambda row: row.title,
@@ -78,7 +73,7 @@ def as_markdown(rows: Sequence[Row], against: str | None = None) -> str:
     return "".join([f"| {line} |\n" for line in lines] + notes)
 
 
-def as_rich(rows: Sequence[Row], title: str, against: str | None = None) -> "Table":
+def as_rich(rows: Sequence[Row], title: str, against: str | None = None) -> WholeTable:
     """The table for `letkd.progress.show`; `against` as for `as_markdown`."""
     from rich.table import Table
     from rich.text import Text
@@ -91,4 +86,4 @@ def as_rich(rows: Sequence[Row], title: str, against: str | None = None) -> "Tab
         table.add_row(*(cell(row) for cell in columns.values()))
     table.caption = Text("\n".join(plain(note) for note in _notes(rows, columns)))
     table.caption_justify = "left"
-    return table
+    return WholeTable(table)

@@ -161,10 +161,12 @@ def features_of(files: ReportFiles, pair: str, groups: Sequence[Group], opener: 
     batch, _ = batch_of(data, data.test, balanced_sample(data.test.labels, FEATURE_IMAGES))
     found = {}
     taught = next((run for _, run in students if run.recipe.methods), None)
-    if taught is not None:
-        found["Teacher"] = opener.attempt("features of the teacher", lambda: outputs(opener.teacher(taught), batch))
+    if taught is not None and (table := taught.recipe.teacher) is not None:
+        found["Teacher"] = opener.attempt("features of the teacher", lambda: outputs(opener.teacher(taught), batch, table))
     for group, run in students:
-        found[group.title] = opener.attempt(f"features of {group.title}", lambda run=run: outputs(opener.student(run), batch))
+        found[group.title] = opener.attempt(
+            f"features of {group.title}", lambda run=run: outputs(opener.student(run), batch, run.recipe.student)
+        )
     known = {title: one for title, one in found.items() if one is not None}
     planes = {title: project(one.pooled, way) for title, one in known.items()}
     if not planes:

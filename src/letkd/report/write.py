@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INTRODUCTIONS = {
-    "curves": "Mean over seeds; the band shows minimum and maximum. Hover over a curve, tap it or use the arrow keys to read its "
-    "values; click a name to hide its line.",
+    "curves": "Mean over seeds; the band shows minimum and maximum. The values are those of each line's last epoch; hover over a curve, "
+    "tap it or use the arrow keys to read those of another epoch. Click a name to hide its line.",
     "health": "Measured at the end of each epoch on the same training images, without augmentation. A template is used if it is the best "
     "match of at least one pixel, and dead if it is zero after BN-ReLU everywhere; a pixel discards all if every template is zero "
     "there, so that x̂ = x.",

@@ -1,4 +1,4 @@
-"""A table of text cells, as Markdown, LaTeX, CSV or HTML."""
+"""A table of text cells, as Markdown, LaTeX, CSV or HTML, or for a terminal."""
 
 import csv
 import html
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 
@@ -66,7 +67,41 @@ def as_html(grid: Grid) -> str:
     )
 
 
-def as_rich(grid: Grid) -> "Table":
+@dataclass(frozen=True)
+class WholeTable:
+    """A table for a terminal that cuts no word: its head wraps, then its cells; if this is not enough, lines exceed the console."""
+
+    table: "Table"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        columns, unlimited = self.table.columns, options.update(width=100_000)
+        heads = [console.measure(column.header, options=unlimited) for column in columns]
+        cells = [[console.measure(cell, options=unlimited) for cell in column.cells] for column in columns]
+        # The longest text and the longest word of each column's head and cells, in characters.
+        longest = [max((cell.maximum for cell in column), default=0) for column in cells]
+        words = [max((cell.minimum for cell in column), default=0) for column in cells]
+        frame = 3 * len(columns) + 1  # lines and padding
+        room = options.max_width - frame
+        whole = [max(head.maximum, text) for head, text in zip(heads, longest, strict=True)]
+        widths = _narrowed(whole, [max(head.minimum, text) for head, text in zip(heads, longest, strict=True)], room)
+        tight = _narrowed(widths, [max(head.minimum, word) for head, word in zip(heads, words, strict=True)], room)
+        widths = tight if sum(tight) <= room else widths
+        for column, width in zip(columns, widths, strict=True):
+            column.width = width
+        total = sum(widths) + frame
+        console.width = max(console.width, total)  # the console crops lines to its width
+        yield from console.render(self.table, options.update(width=total))
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The widths, the widest reduced until their sum is `room` or none is above its least width."""
+    widths = list(widths)
+    while sum(widths) > room and (above := [k for k, width in enumerate(widths) if width > least[k]]):
+        widths[max(above, key=lambda k: widths[k])] -= 1
+    return widths
+
+
+def as_rich(grid: Grid) -> WholeTable:
     """For a terminal."""
     from rich.markup import escape
     from rich.table import Table
@@ -77,7 +112,7 @@ def as_rich(grid: Grid) -> "Table":
         table.add_column(escape(name), justify="right" if k else "left")
     for row in grid.rows:
         table.add_row(*(_bold(cell, escape, "[bold]", "[/bold]") for cell in row))
-    return table
+    return WholeTable(table)
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -16,7 +16,15 @@
     return node;
   }
   const colour = (k) => `var(--c${k % 8})`;
-  const dash = (k) => ["", "5 3", "2 2"][Math.floor(k / 8) % 3];
+  // Shapes of the first eight series, the next eight, and so on, about one unit in radius, as in the figures.
+  const SHAPES = [
+    "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z", "M-.9-.9H.9V.9H-.9z", "M0-1.2L1.1.9H-1.1z", "M0-1.3L1.3 0 0 1.3-1.3 0z", "M0 1.2L1.1-.9H-1.1z",
+    "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4z", "M0-.5L.6-1.1 1.1-.6.5 0 1.1.6.6 1.1 0 .5-.6 1.1-1.1.6-.5 0-1.1-.6-.6-1.1z",
+    "M0-1.4L.33-.45 1.33-.43.53.17.82 1.13 0 .56-.82 1.13-.53.17-1.33-.43-.33-.45z",
+  ];
+  const level = (k) => Math.floor(k / 8);
+  const dash = (k) => ["", "5 3", "2 2"][level(k) % 3];
+  const mark = (k, x, y, r) => svg("path", { class: "mark", d: SHAPES[level(k) % SHAPES.length], transform: `translate(${x} ${y}) scale(${r})`, style: `fill:${colour(k)}` });
   const golden = (k, light, full) => `hsl(${((k * 137.508) % 360).toFixed(1)} ${full}% ${light}%)`;
   const hue = (k) => (k < 0 ? "#8c8c8c" : golden(k, 50, 72));
   const classHue = (k) => golden(k, [42, 55, 34][k % 3], 62);
@@ -38,8 +46,8 @@
       this.chart = chart;
       this.small = host.closest(".small") !== null;
       this.shown = chart.series.map(() => true);
-      this.at = chart.x.length - 1;
-      if (chart.kind === "dots") this.at = 0;
+      this.at = chart.kind === "dots" ? 0 : chart.x.length - 1;
+      this.moved = chart.kind === "dots"; // until then, the values are the last ones of each line
       this.readout = el("output");
       this.plot = svg("svg", { class: "plot", tabindex: "0", role: "img" });
       this.plot.setAttribute("aria-label", `${chart.title}. Arrow keys move along ${chart.x_label}; the values are below.`);
@@ -48,9 +56,10 @@
       chart.series.forEach((series, k) => {
         const value = el("span", { class: "value" });
         this.values.push(value);
-        const mark = chart.kind === "dots" ? el("span", { class: "dot" }) : el("span", { class: "swatch" });
-        mark.style.cssText = chart.kind === "dots" ? `background:${colour(series.colour)}` : `border-top-color:${colour(series.colour)};border-top-style:${dash(series.colour) ? "dashed" : "solid"}`;
-        const button = el("button", { type: "button", "aria-pressed": "true" }, mark, el("span", { class: "name" }, series.name), value);
+        const key = svg("svg", { class: "key", viewBox: "0 0 28 12", width: 28, height: 12, "aria-hidden": "true" });
+        if (chart.kind !== "dots") key.append(svg("line", { x1: 0, x2: 28, y1: 6, y2: 6, style: `stroke:${colour(series.colour)}`, "stroke-width": 2.5, "stroke-dasharray": dash(series.colour) }));
+        if (chart.kind === "dots" || level(series.colour)) key.append(mark(series.colour, 14, 6, 4.2));
+        const button = el("button", { type: "button", "aria-pressed": "true" }, key, el("span", { class: "name" }, series.name), value);
         button.addEventListener("click", () => {
           this.shown[k] = !this.shown[k];
           button.setAttribute("aria-pressed", String(this.shown[k]));
@@ -73,6 +82,7 @@
       this.draw();
     }
     move(at) {
+      this.moved = true;
       this.at = Math.max(0, Math.min(this.chart.x.length - 1, at));
       this.guide();
     }
@@ -119,7 +129,7 @@
         this.chart.series.forEach((series, k) => {
           if (!this.shown[k]) return;
           series.y.forEach((v, i) => {
-            if (v !== null) this.plot.append(svg("circle", { cx: this.x(v), cy: this.rows(i), r: 4.5, style: `fill:${colour(series.colour)}`, "fill-opacity": 0.85 }));
+            if (v !== null) this.plot.append(mark(series.colour, this.x(v), this.rows(i), 4.5));
           });
         });
       } else {
@@ -152,8 +162,10 @@
           });
           this.plot.append(svg("path", { d: path, fill: "none", style: `stroke:${colour(series.colour)}`, "stroke-width": 1.8, "stroke-dasharray": dash(series.colour), "stroke-linejoin": "round" }));
           const empty = (i) => i < 0 || i >= n || series.y[i] === null || (log && series.y[i] <= 0);
-          series.y.forEach((v, i) => {  // values between gaps, which no line shows
-            if (!empty(i) && empty(i - 1) && empty(i + 1)) this.plot.append(svg("circle", { cx: this.x(i), cy: y(v), r: 3, style: `fill:${colour(series.colour)}` }));
+          const every = n < 25 ? 1 : Math.floor(n / 12);
+          series.y.forEach((v, i) => {  // marks, and values between gaps, which no line shows
+            const alone = empty(i - 1) && empty(i + 1), marked = level(series.colour) && i % every === 0;
+            if (!empty(i) && (alone || marked)) this.plot.append(mark(series.colour, this.x(i), y(v), 3));
           });
         });
         this.line = svg("line", { class: "guide", y1: top, y2: height - bottom });
@@ -164,8 +176,12 @@
     guide() {
       if (this.chart.kind === "dots") this.marker.forEach((row, i) => row.classList.toggle("on", i === this.at));
       else for (const end of ["x1", "x2"]) this.line.setAttribute(end, this.x(this.at));
-      this.readout.textContent = `${this.chart.x_label} ${this.chart.x[this.at]}`;
-      this.values.forEach((value, k) => { value.textContent = tell(this.chart.series[k].y[this.at], this.chart.digits); });
+      if (this.line) this.line.style.display = this.moved ? "" : "none";
+      this.readout.textContent = this.moved ? `${this.chart.x_label} ${this.chart.x[this.at]}` : `last ${this.chart.x_label}`;
+      this.values.forEach((value, k) => {
+        const y = this.chart.series[k].y;
+        value.textContent = tell(this.moved ? y[this.at] : y.findLast((v) => v !== null), this.chart.digits);
+      });
     }
   }
 
