@@ -31,7 +31,7 @@ def rows(names: list[str], seeds: int) -> list[Row]:
 def columns(text: str) -> list[list[str]]:
     """The words of each column of the body, from the first row to the last."""
     lines = [line.strip("│").split("│") for line in text.splitlines() if line.startswith("│")]
-    return [" ".join(cells).split() for cells in zip(*lines, strict=True)]
+    return [str(" ".join(cells)).split() for cells in zip(*lines, strict=True)]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

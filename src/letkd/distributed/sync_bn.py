@@ -62,6 +62,9 @@ class Synced(nn.modules.batchnorm._BatchNorm):
 class SyncedWithActivation(Synced):
     """Mix-in for timm's BN that contains its dropout and activation."""
 
+    drop: nn.Module
+    act: nn.Module
+
     def forward(self, input: Tensor) -> Tensor:
         y = super().forward(input)
         return self.act(self.drop(y)) if self.training and is_distributed() else y
@@ -85,11 +88,15 @@ def sync_batch_norms(module: nn.Module) -> None:
     """Replace every BN of a module by a synchronised one, in place; names, weights and statistics stay."""
     for child in module.modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, Synced | nn.SyncBatchNorm):
-            child.__class__ = _synced(type(child))
+            _set_class(child, _synced(type(child)))
 
 
 def unsync_batch_norms(module: nn.Module) -> None:
     """Undo `sync_batch_norms`."""
     for child in module.modules():
         if isinstance(child, Synced):
-            child.__class__ = type(child).plain
+            _set_class(child, type(child).plain)
+
+
+def _set_class(module: Any, kind: type[nn.Module]) -> None:
+    module.__class__ = kind

@@ -371,6 +371,7 @@ class Checkpointed(nn.Module):
         return self.net.fc(f.mean(dim=(2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_kd_layer_without_gradients_is_an_error(fused):
     options = {"student_taps": {"penultimate": "net.last"}, "fused": fused}
