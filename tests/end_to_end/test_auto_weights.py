@@ -75,8 +75,9 @@ def test_auto_applies_to_all_terms_but_the_cross_entropy(teacher):
     }
     assert recipe_for("letkd-1-kd", teacher, "weights.kd=auto").weights["kd"] == "auto"
     assert recipe_for("letkd-1-kd", teacher, "weights.kd=0", "weights=auto").weights["kd"] == 0
+    assert recipe_for("ce", teacher, "weights=auto").weights == recipe_for("ce", teacher).weights  # a row of a comparison
     with pytest.raises(RecipeError, match=r'--set: weights = "auto" applies to no term; name one'):
-        recipe_for("ce", teacher, "weights=auto")
+        recipe_for("kd", teacher, "weights.kd=0", "weights=auto")
 
 
 @pytest.mark.parametrize("value", ["-1", "1e7", "'often'", "'auto:0'", "'auto:x'", "true", "nan", "[1]"])

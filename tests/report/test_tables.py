@@ -12,7 +12,7 @@ from letkd.methods import KD, METHODS
 from letkd.recipes import list_methods
 from letkd.report.collect import find_groups
 from letkd.report.curves import training
-from letkd.report.pair_tables import HEAD, best_of, detail, matrix, plain, reference_of
+from letkd.report.pair_tables import best_of, detail, matrix, plain, reference_of
 from letkd.report.paper import ORDER, named_methods, paper_results, table_position
 from letkd.report.results_table import as_markdown as rows_as_markdown
 from letkd.report.write import write_report
@@ -36,13 +36,25 @@ def test_averages_of_the_weights_have_a_column_of_their_own(tmp_path):
     header, _, *lines = [line for line in as_markdown(detail(PAIR, groups, {})).splitlines() if line.startswith("|")]
     at = [name.strip() for name in header.split("|")].index("test %, EMA")
     assert [line.split("|")[at].strip() for line in lines] == ["72.50", "–"]
-    by_csv = {row["title"]: row["ema_test_mean"] for row in csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {}))))}
+    by_csv = {row["title"]: row["ema_test_mean"] for row in csv.DictReader(io.StringIO(as_csv(*plain(groups, {}))))}
     assert by_csv == {"AT": "", "KD": "72.5"}
     held = [run.result for run in (RunFolder(tmp_path / "a/0"), RunFolder(tmp_path / "b/0"))]
     table = rows_as_markdown([Row("AT", held[:1], name="at"), Row("KD", held[1:], name="kd")], "at")
     assert "test %, EMA" in table
     assert "Difference in test accuracy" in table
     assert "EMA" not in rows_as_markdown([Row("AT", held[:1])])
+
+
+def test_probes_and_terms_on_held_out_images_have_columns_in_the_csv_file(tmp_path):
+    for seed, linear in enumerate((60.0, 62.0)):
+        a_run(tmp_path / f"a/{seed}", f"{PAIR}/quest", 70.0, settings=(f"train.seed={seed}",))
+        run = RunFolder(tmp_path / f"a/{seed}")
+        run.finish(replace(run.result, last_test=None, held_out={"kd/penultimate": 1.5}, probe={"linear": linear}))
+    a_run(tmp_path / "b/0", f"{PAIR}/kd", 71.0)
+    kd, quest = csv.DictReader(io.StringIO(as_csv(*plain(find_groups([tmp_path]), {}))))
+    assert (quest["n"], quest["last_test_mean"]) == ("2", "")
+    assert (quest["probe_linear_mean"], quest["held_out_kd/penultimate_std"]) == ("61.0", "0.0")
+    assert (kd["n"], kd["last_test_mean"], kd["probe_linear_mean"]) == ("1", "71.0", "")
 
 
 def test_the_report_says_how_rows_were_trained(tmp_path):
@@ -107,7 +119,7 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
         *("letKD-2", "73.00 ± 1.41", "2", "+3.00 (1)", "74.00 ± 1.41", "73.27 ± 0.16", "1,000", "40.81 M", "2.0 h"),
     ]
     assert [row[1].bold for row in grid.rows] == [False, False, True]
-    rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(*plain(groups, {})))))
     assert (rows[3]["pair"], rows[3]["n"], float(rows[3]["last_test_mean"]), rows[3]["paper_mean"]) == (
         PAIR,
         "2",
@@ -119,7 +131,7 @@ def test_rows_columns_means_and_the_papers_numbers(tmp_path):
     against = detail(PAIR, groups[1:], {}, against="at")
     assert [row[3].text for row in against.rows] == ["+0.00 (1)", "–", "+3.00 [+3.00, +3.00] (2)"]
     assert r"$\Delta$ to AT" in as_latex(against)
-    by_csv = {row["title"]: row for row in csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {}, against="AT"))))}
+    by_csv = {row["title"]: row for row in csv.DictReader(io.StringIO(as_csv(*plain(groups, {}, against="AT"))))}
     assert (by_csv["letKD-2"]["difference_to"], float(by_csv["letKD-2"]["difference_mean"])) == ("AT", 3.0)
 
 
@@ -134,7 +146,7 @@ def test_numbers_that_are_not_the_papers_name_their_source_and_mark(tmp_path):
     assert [(row[5].text, row[5].below) for row in grid.rows] == [("71.43", "best test epoch"), ("71.75 ± 0.30", "")]
     source = "README of sunshangquan/logit-standardization-KD"
     assert f"KD-LS: 71.43 is not from the paper; source: {source}." in grid.notes
-    rows = list(csv.DictReader(io.StringIO(as_csv(HEAD, plain(groups, {})))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(*plain(groups, {})))))
     assert (rows[0]["paper_mean"], rows[0]["paper_source"], rows[0]["paper_mark"]) == ("71.43", source, "best test epoch")
 
 

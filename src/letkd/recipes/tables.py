@@ -41,7 +41,11 @@ def with_taps_as_text(layer: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_auto_weights(layers: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    """The layers, with `weights = "auto"` in one of them applied to every term but `ce` that the layers below it give a weight."""
+    """The layers, with `weights = "auto"` in one of them applied to every term but `ce` that the layers below it give a weight.
+
+    Without a method there is no such term, so that one setting can be given for all rows of a comparison.
+    """
+    alone = not any(layer.get("methods") for _, layer in layers)
     found: list[tuple[str, dict[str, Any]]] = []
     below: dict[str, Any] = {}
     for source, layer in layers:
@@ -50,7 +54,7 @@ def with_auto_weights(layers: Sequence[tuple[str, dict[str, Any]]]) -> list[tupl
             names = (
                 [name for name, weight in known.items() if name != "ce" and weight != 0] if isinstance(known, Mapping) else []
             )
-            if not names:
+            if not names and not alone:
                 raise RecipeError(f'{source}: weights = "{weights}" applies to no term; name one, as in weights.kd = "auto"')
             layer = {**layer, "weights": dict.fromkeys(names, weights)}
         found.append((source, layer))

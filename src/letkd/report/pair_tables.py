@@ -8,6 +8,7 @@ from letkd.report.paired import NOTE, PairedDifference, head, paired_difference
 from letkd.report.paper import PaperResult, table_position
 from letkd.report.results_table import without_labels
 from letkd.runs.grid import Cell, Grid
+from letkd.runs.records import Result
 from letkd.runs.results import mean_std
 
 NONE = "–"
@@ -182,16 +183,19 @@ HEAD = (
 )
 
 
-def plain(groups: Sequence[Group], macs: Mapping[str, int | None], *, against: str | None = None) -> list[list[object]]:
-    """The table as numbers, one row per group, with the columns of `HEAD`."""
+def plain(
+    groups: Sequence[Group], macs: Mapping[str, int | None], *, against: str | None = None
+) -> tuple[list[str], list[list[object]]]:
+    """The table as numbers: its columns, and one row per group. Terms on held-out images and probes have columns if a run has them."""
     rows: list[list[object]] = []
+    measured = list(dict.fromkeys(name for group in groups for result in group.results for name in _measured(result)))
     references = {pair: reference_of(same_pair, against) for pair, same_pair in by_pair(groups).items()}
     for group in groups:
         other = references[group.pair]
         d = None if other is None else difference(group, other)
         last = tests_of(group)
         best = [result.best_val_test for result in group.results if result.best_val_test is not None]
-        row = [group.pair, group.method, group.title, len(last), *_mean_and_std(last), *_mean_and_std(best)]
+        row = [group.pair, group.method, group.title, len(group.results), *_mean_and_std(last), *_mean_and_std(best)]
         paper = group.paper
         row += [paper.mean, paper.std, paper.n, paper.source or "paper", paper.mark] if paper else [None] * 5
         seconds = [result.seconds for result in group.results]
@@ -201,8 +205,18 @@ def plain(groups: Sequence[Group], macs: Mapping[str, int | None], *, against: s
             statistics.mean(seconds) if seconds else None,
         ]
         compared = [None] * 5 if d is None or other is None else [other.title, d.mean, d.low, d.high, d.n]
-        rows.append([*row, group.note, *compared, *_mean_and_std(_ema(group))])
-    return rows
+        row += [group.note, *compared, *_mean_and_std(_ema(group))]
+        found = [_measured(result) for result in group.results]
+        rows.append(row + [value for name in measured for value in _mean_and_std([one[name] for one in found if name in one])])
+    return [*HEAD, *(f"{name}_{what}" for name in measured for what in ("mean", "std"))], rows
+
+
+def _measured(result: Result) -> dict[str, float]:
+    """Loss terms on held-out images and accuracies of probes, by column of the table."""
+    return {
+        **{f"held_out_{name}": value for name, value in result.held_out.items()},
+        **{f"probe_{name}": value for name, value in result.probe.items()},
+    }
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -20,7 +20,7 @@ from letkd.report.knowledge import knowledge
 from letkd.report.knowledge_pictures import as_json, draw_knowledge
 from letkd.report.opened import RunOpener, balanced_sample, batch_of
 from letkd.report.page import ReportFiles, chosen, paragraph, text
-from letkd.report.pair_tables import HEAD, by_pair, detail, matrix, plain
+from letkd.report.pair_tables import by_pair, detail, matrix, plain
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
 
 FEATURE_IMAGES = 300
@@ -45,7 +45,7 @@ def results(files: ReportFiles, groups: Sequence[Group], opener: RunOpener, agai
     grids += [detail(pair, same_pair, macs, against=against) for pair, same_pair in pairs.items()]
     files.files["table.md"] = "\n".join(as_markdown(grid) for grid in grids)
     files.files["table.tex"] = "\n".join(as_latex(grid) for grid in grids)
-    files.files["table.csv"] = as_csv(HEAD, plain(groups, macs, against=against))
+    files.files["table.csv"] = as_csv(*plain(groups, macs, against=against))
     return "".join(as_html(grid) for grid in grids)
 
 
