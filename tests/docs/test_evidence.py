@@ -60,9 +60,10 @@ def test_the_page_follows_from_the_csv_files(scripts):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
 def test_intervals_in_the_text_are_those_of_two_rows(scripts, page):
-    known = set()
-    for pair in scripts.study.PAIRS:
-        by_seed = scripts.tables.accuracies(scripts.study.read_runs(pair))
+    study, accuracies, known = scripts.study, scripts.tables.accuracies, set()
+    counted = [accuracies(study.read_runs(pair)) for pair in study.PAIRS]
+    validated = [accuracies(study.read_choices(name=name), "val") for name in (study.SWEEPS, study.FRACTIONS)]
+    for by_seed in counted + validated:
         for one, other in permutations(by_seed.values(), 2):
             found = scripts.tables.paired_difference(one, other)
             if found is not None and found.half is not None:
