@@ -17,7 +17,7 @@ from letkd.distiller.finite import all_finite, where_non_finite
 from letkd.distiller.lessons import combined_lessons
 from letkd.distiller.offline import fit_in_folder, fit_parts
 from letkd.distiller.step import Step
-from letkd.distiller.task import Criterion, Task, class_terms, task_terms
+from letkd.distiller.task import Criterion, Task, class_terms, method_terms, task_terms
 from letkd.distiller.teacher_input import TeacherInput
 from letkd.distiller.weights import AutoWeights, Weight, check_weights, nothing_to_learn
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
@@ -224,7 +224,7 @@ class Distiller(nn.Module):
             view.second = self._second(batch)
         terms = dict(own := self._own_terms(output, logits, batch))  # (3.2): L_CE
         for method in self._active:
-            terms |= method.terms(view)
+            terms |= method_terms(method, view)
         weights = self.weights if self.auto is None else self.auto.weigh(self.weights, own, terms, student, checks=self.checks)
         # A term of weight 0 is left out, not multiplied by 0: parameters that only it depends on get no gradient and no decay.
         weighted = [weights.get(name, 1.0) * term for name, term in terms.items() if self.weights.get(name, 1.0)]

@@ -1,4 +1,4 @@
-"""The student's own loss: the cross-entropy over images with a label, or the user's own task."""
+"""The loss terms of a step, checked: the cross-entropy over images with a label, or the user's own task, and those of the methods."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from letkd.batch import Batch
 from letkd.errors import LetkdError
+from letkd.methods.base import Method, View
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Task = Callable[[Any, Batch], Mapping[str, Tensor]]
@@ -35,6 +36,19 @@ def task_terms(task: Task, output: Any, batch: Batch, *, weights: Collection[str
     if twice := [name for name in terms if name in taken]:
         raise LetkdError(f"the task and a method both have the term {twice[0]!r}, but only one would count; rename the task's")
     return {name: _scalar(term, "task") for name, term in terms.items()}
+
+
+def method_terms(method: Method, view: View) -> dict[str, Tensor]:
+    """The terms that a method returns: those of its `term_names()`, which have weights; unused ones may be missing."""
+    names, terms = method.term_names(), method.terms(view)
+    if not isinstance(terms, Mapping):
+        raise LetkdError(f"{method.name}: terms() must return loss terms by name, {{name: scalar}}, not a {type(terms).__name__}")
+    if wrong := [name for name in names if name not in terms and name not in view.unused] or terms.keys() - set(names):
+        raise LetkdError(
+            f"{method.name}: terms() returned {', '.join(map(repr, terms)) or 'no term'}, but term_names() names "
+            f"{', '.join(map(repr, names))}, so the weight of {next(iter(wrong))!r} is unclear; use the same names in both"
+        )
+    return {name: _scalar(term, f"method {method.name}") for name, term in terms.items()}
 
 
 def _scalar(loss: Any, who: str) -> Tensor:

@@ -74,7 +74,7 @@ class AB(Method):
     def terms(self, view: View) -> dict[str, Tensor]:
         roles = self.reads.student
         preacts_S = [connect(view.student[role]) for role, connect in zip(roles, self.connectors, strict=True)]
-        return {"ab": ab_loss(preacts_S, [view.teacher[role] for role in roles], self.m)}
+        return {self.name: ab_loss(preacts_S, [view.teacher[role] for role in roles], self.m)}
 
 
 def _connector(shape_S: tuple[int, int, int], shape_T: tuple[int, int, int]) -> nn.Module:

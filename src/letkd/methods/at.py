@@ -47,4 +47,4 @@ class AT(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         losses = [at_loss(view.student[role], view.teacher[role]) for role in self.reads.student]
-        return {"at": torch.stack(losses).sum()}
+        return {self.name: torch.stack(losses).sum()}

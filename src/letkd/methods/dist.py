@@ -67,4 +67,4 @@ class DIST(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         logits_S, logits_T = view.student["logits"], view.teacher["logits"]
-        return {"dist": dist_loss(logits_S, logits_T, self.T, beta=self.beta, gamma=self.gamma)}
+        return {self.name: dist_loss(logits_S, logits_T, self.T, beta=self.beta, gamma=self.gamma)}

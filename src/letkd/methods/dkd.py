@@ -111,4 +111,4 @@ class DKD(Method):
         if self.standardise:
             logits_S, logits_T = standardise(logits_S), standardise(logits_T)
         loss = partial(dkd_loss, alpha=self.alpha, beta=self.beta, T=self.T)
-        return {"dkd": factor * view.batch.over_labels(loss, logits_S, logits_T)}
+        return {self.name: factor * view.batch.over_labels(loss, logits_S, logits_T)}

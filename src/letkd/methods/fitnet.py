@@ -77,4 +77,4 @@ class FitNet(Method):
         self.reads.teacher[self.role] = teacher.taps[self.role]
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        return {"fitnet": fitnet_loss(self.adapter(view.student[self.role]), view.teacher[self.role])}
+        return {self.name: fitnet_loss(self.adapter(view.student[self.role]), view.teacher[self.role])}

@@ -61,4 +61,4 @@ class FSP(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         roles = self.reads.student
-        return {"fsp": fsp_loss([view.student[role] for role in roles], [view.teacher[role] for role in roles])}
+        return {self.name: fsp_loss([view.student[role] for role in roles], [view.teacher[role] for role in roles])}

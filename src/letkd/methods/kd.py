@@ -74,4 +74,4 @@ class KD(Method):
         logits_S, logits_T = view.student["logits"], view.teacher["logits"]
         if self.standardise:
             logits_S, logits_T = standardise(logits_S), standardise(logits_T)
-        return {"kd": kd_loss(logits_S, logits_T, self.T)}
+        return {self.name: kd_loss(logits_S, logits_T, self.T)}

@@ -113,7 +113,7 @@ class ReviewKD(Method):
             raise DataError("ReviewKD normalises over the batch, but this one has a single image; give every process two")
         losses = [hcl_loss(o, f_T) for o, f_T in zip(self.outputs(maps_S, maps_T), maps_T, strict=True)]
         factor = self.warmed_up(None if view.batch.epoch is None else view.batch.epoch - 1)
-        return {"reviewkd": factor * torch.stack(losses).sum()}
+        return {self.name: factor * torch.stack(losses).sum()}
 
 
 def _as_map(f: Tensor) -> Tensor:

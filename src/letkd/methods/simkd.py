@@ -102,7 +102,7 @@ class SimKD(Method):
         self.reads.teacher["penultimate"] = teacher.taps["penultimate"]
 
     def terms(self, view: View) -> dict[str, Tensor]:
-        return {"simkd": simkd_loss(view.student["penultimate.projected"], view.teacher["penultimate"])}
+        return {self.name: simkd_loss(view.student["penultimate.projected"], view.teacher["penultimate"])}
 
 
 def _classifier(side: Side, d: int) -> nn.Linear:

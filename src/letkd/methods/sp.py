@@ -61,4 +61,4 @@ class SP(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         here, there = self._roles
-        return {"sp": sp_loss(view.student[here], view.teacher[there])}
+        return {self.name: sp_loss(view.student[here], view.teacher[there])}

@@ -69,4 +69,4 @@ class SRD(Method):
             raise DataError("SRD normalises over the batch, but this batch has a single image; give every process at least two")
         with torch.autocast(p_S.device.type, enabled=False):
             r_S = self.projector(p_S.to(self.projector.weight.dtype))
-        return {"srd": srd_loss(r_S, p_T, self.eps)}
+        return {self.name: srd_loss(r_S, p_T, self.eps)}

@@ -81,4 +81,4 @@ class VID(Method):
         for role, predict in self.predictor.items():
             f_S, f_T = fit_spatially(view.student[role], view.teacher[role])
             losses.append(vid_loss(predict(f_S), f_T, self.alpha[role], self.eps))
-        return {"vid": torch.stack(losses).sum()}
+        return {self.name: torch.stack(losses).sum()}

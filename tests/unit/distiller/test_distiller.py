@@ -40,6 +40,36 @@ def test_a_teacher_without_methods_is_not_even_run():
     assert set(distiller(a_stream()[0]).terms) == {"ce"}
 
 
+class WarmKD(KD):
+    """KD under another name, next to KD."""
+
+    name = "warm-kd"
+
+
+def test_a_method_made_from_another_has_its_own_term_and_weight():
+    distiller = a_distiller([KD(T=4.0), WarmKD(T=1.0)], weights={"ce": 1.0, "kd": 0.5, "warm-kd": 3.0})
+    step = distiller(a_stream()[0])
+    assert list(step.terms) == ["ce", "kd", "warm-kd"]
+    assert step.terms["kd"] != step.terms["warm-kd"]
+    torch.testing.assert_close(step.loss, step.terms["ce"] + 0.5 * step.terms["kd"] + 3 * step.terms["warm-kd"])
+
+
+@pytest.mark.parametrize(
+    ("terms", "match"),
+    [
+        ({"kd": torch.tensor(1.0)}, "returned 'kd', but term_names.. names 'warm-kd', so the weight of 'warm-kd' is unclear"),
+        ({"warm-kd": torch.tensor(1.0), "more": torch.tensor(1.0)}, "so the weight of 'more' is unclear; use the same names"),
+        ({}, "returned no term, but"),
+        (torch.tensor(1.0), "must return loss terms by name, {name: scalar}, not a Tensor"),
+        ({"warm-kd": torch.ones(8)}, r"the method warm-kd must return a scalar tensor, but it returned shape \[8\]"),
+    ],
+)
+def test_terms_without_a_weight_or_a_sum_are_refused(terms, match, monkeypatch):
+    monkeypatch.setattr(WarmKD, "terms", lambda self, view: terms)
+    with pytest.raises(LetkdError, match=match):
+        a_distiller(WarmKD(), weights={"ce": 0.0})(a_stream()[0])
+
+
 def test_a_student_or_teacher_may_answer_with_an_object():
     class Answers(nn.Module):
         def __init__(self, net):
