@@ -74,8 +74,8 @@ PANELS = {  # of the figure of sweeps: per line the row in the middle, its value
 }
 LABELS = {"-1pc": "1 %", "-10pc": "10 %", "": "100 %"}  # share of labelled images, by the end of a row's name
 TIMES = (
-    "n: number of seeds. Time per run: processor time of one thread, median over seeds. It does not include the teacher, which runs "
-    "once on the three views for all rows and seeds and takes 3 to 7 minutes."
+    "n: number of seeds. Time per run: processor time of one thread, median over seeds. It does not include the fit of the labels and "
+    "the teacher, which runs once on the three views for all rows and seeds and takes 3 to 7 minutes."
 )
 
 
@@ -218,7 +218,10 @@ def presets_text(folder: Path = DATA) -> str:
         lines.append([Cell(text) for text in [*cells, f"{minutes(group):.1f} min" if group else "–"]])
     references = head("the paper's schedule"), head("the student alone")
     columns = ["row", "test %, last epoch", "n", *references, "epochs", "time per run"]
-    times = "Time per run: processor time of one thread with the teacher and all offline parts, median over seeds."
+    times = (
+        "Time per run: processor time of one thread with the teacher, median over seeds. It does not include the fit of the labels, "
+        "which the seeds share."
+    )
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-20: presets", columns, lines, [NOTE, times])
     return f"{as_markdown(table)}\nRuns: [{PRESETS}.csv](evidence/{PRESETS}.csv)\n"
 

@@ -14,8 +14,9 @@ import letkd.training.loop as loop
 import letkd.training.state as state
 import letkd.training.trials as trials
 from letkd.cli.compare import show
-from letkd.errors import CheckpointError, RecipeError, RunError, UnsupportedPair
+from letkd.errors import CheckpointError, NonFiniteError, RecipeError, RunError, UnsupportedPair
 from letkd.methods import KD, METHODS
+from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
@@ -64,6 +65,59 @@ def test_one_failing_method_does_not_stop_the_rest(recipes, tmp_path):
     assert by_title["breaks"].note == "failed: RuntimeError: broken on purpose"
     assert [len(row.results) for row in rows] == [1, 0, 1, 0, 1, 1]
     assert len(list((tmp_path / "supervision").iterdir())) == 1, "QUEST and letKD-1 share their K-means"
+
+
+def test_any_error_of_a_method_ends_its_row_alone_and_finished_seeds_count(recipes, tmp_path, monkeypatch):
+    def terms(self, view):
+        raise AttributeError("no attribute 'men'")
+
+    monkeypatch.setattr(Breaks, "terms", terms)
+    train = trials.train
+
+    def failing(recipe, *args, **options):
+        if recipe.title == "KD" and recipe.train.seed == 1:
+            raise NonFiniteError("the loss is nan")
+        return train(recipe, *args, **options)
+
+    monkeypatch.setattr(trials, "train", failing)
+    _, breaks, kd = compare("digits/tiny", ["breaks", "kd"], tmp_path, trials=2, settings=SMALL)
+    assert breaks.note == "failed: AttributeError: no attribute 'men'"
+    assert (kd.note, kd.seeds, len(kd.results)) == ("failed: NonFiniteError: the loss is nan", [0], 1)
+
+
+def test_rows_have_their_own_teachers_and_titles(tmp_path):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        save_weights(create_model("resnet8_tiny", num_classes=10), tmp_path / f"{seed}.safetensors")
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f"""
+        data = {{ name = "digits", fraction = 0.05 }}
+        teacher = {{ model = "resnet8_tiny", weights = "{tmp_path}/0.safetensors" }}
+        student.model = "resnet8_tiny"
+        train.epochs = 1
+        [rows]
+        kd = {{}}
+        other = {{ like = "kd", teacher.weights = "{tmp_path}/1.safetensors" }}
+        """
+    )
+    rows = compare(str(file), ["kd", "other"], tmp_path / "runs", trials=1)
+    assert [row.title for row in rows] == ["KD (kd)", "KD (other)"]
+    teachers = [json.loads((tmp_path / f"runs/{row}/seed-0/inputs.json").read_text())["teacher"] for row in ("kd", "other")]
+    assert teachers[0] != teachers[1]
+    compare(str(file), ["kd", "other"], tmp_path / "same", trials=1, teacher_weights=tmp_path / "1.safetensors")
+    again = [json.loads((tmp_path / f"same/{row}/seed-0/inputs.json").read_text())["teacher"] for row in ("kd", "other")]
+    assert again == [teachers[1]] * 2
+
+
+def test_a_row_for_the_teacher_is_the_teacher_of_the_others(letkd, tmp_path):
+    small = [part for text in SMALL for part in ("--set", text)]
+    code, _, err = letkd("compare", "digits/tiny", "--methods", "teacher,ce,kd", "--trials", 1, *small, "--out", "runs")
+    assert code == 0, err
+    table = (tmp_path / "runs" / "table.md").read_text()
+    assert table.count("| Teacher |") == 1
+    assert "Δ to Student" in table
+    assert not (tmp_path / "runs" / "teacher" / "seed-0").exists()
 
 
 def test_a_failed_row_is_an_error_after_the_table(recipes, tmp_path, capsys):

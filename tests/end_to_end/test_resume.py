@@ -1,6 +1,7 @@
 """Nothing is lost: runs that are killed, stopped, damaged or out of disk end with the same bits as runs that were not."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -233,4 +234,31 @@ def test_a_run_does_not_resume_with_other_inputs(change, teacher, tmp_path, monk
         loop.train(recipe, tmp_path / "run")
     said()
     loop.train(recipe, tmp_path / "run", force=True)
-    assert f"resumes with other inputs than it started with ({names})" in said()
+    assert re.search(rf"resumes with other inputs than .* \({names}\)", said())
+
+
+def test_another_seed_does_not_start_with_another_teacher(teacher, tmp_path, said):
+    own = tmp_path / "teacher.safetensors"
+    shutil.copy(teacher, own)
+    one, two, three = (recipe_for("kd", own, "train.epochs=1", f"train.seed={seed}") for seed in range(3))
+    loop.train(one, tmp_path / "runs" / "seed-0")
+    save_weights(create_model("resnet14_tiny", num_classes=10), own)
+    with pytest.raises(
+        RunError, match=r"seed-0 started with other inputs \(teacher\); restore them, .* or start another seed anyway"
+    ):
+        loop.train(two, tmp_path / "runs" / "seed-1")
+    loop.train(two, tmp_path / "runs" / "seed-1", force=True)
+    assert "seed-1: starts with other inputs than" in said()
+    (tmp_path / "runs" / "seed-0" / "inputs.json").write_text("{")  # unknown
+    loop.train(three, tmp_path / "runs" / "seed-2")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_title_is_the_same_run(finished, teacher, tmp_path, said):
+    recipe, folder = recipe_for("ce", teacher), tmp_path / "run"
+    with nullcontext() if finished else pytest.raises(Stopped):
+        loop.train(recipe, folder, on_step=stop_after(100 if finished else 4))
+    result = loop.train(recipe.model_copy(update={"title": "Alone"}), folder)
+    assert ("finished already" in said()) == finished
+    assert loop.RunFolder(folder).recipe.title == "Alone"
+    assert loop.RunFolder(folder).result == result

@@ -15,12 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import letkd.training.loop as loop
 from letkd.distiller.cache import TeacherCache
 from letkd.errors import RunError
+from letkd.models import create_model, save_weights
 from letkd.runs.folder import RunFolder
-from letkd.runs.study_file import read_study
+from letkd.runs.study_file import Record, read_study, rows_of
 from letkd.supervision.kmeans import KMeansSupervision
 from letkd.training.finish import Evaluation
 
@@ -285,11 +287,28 @@ def test_a_storage_that_breaks_down_leaves_the_trial_open(letkd, tmp_path, monke
     assert [record.state for record in read_study(tmp_path / "study").trials] == ["COMPLETE"] * 2
 
 
+def test_another_teacher_needs_another_study(letkd, tmp_path):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        save_weights(create_model("resnet14", num_classes=10), tmp_path / f"{seed}.safetensors")
+    given = ["search", "digits/tiny/kd", *GIVEN[2:], "--set", "train.epochs=1", "--pruner", "none", "--out", "study"]
+    code, _, err = letkd(*given, "--trials", 1, "--teacher-weights", "0.safetensors")
+    assert code == 0, err
+    code, _, err = letkd(*given, "--trials", 2, "--teacher-weights", "1.safetensors")
+    assert (code, len(trials_of(tmp_path / "study"))) == (2, 1), err
+    assert "trial-0000 had other inputs (teacher), so its accuracy cannot be compared; restore them, or choose" in err
+
+
+def test_values_stand_under_their_keys_in_any_order():
+    record = Record(0, "COMPLETE", {"a": 1, "b": 2.5}, 50.0, 1, 50.0)
+    assert rows_of(["b", "a"], [record], best=0)[1][0][1:3] == ["2.5", "1"]
+
+
 def test_a_fault_of_the_machine_leaves_the_trial_open_and_one_of_its_values_ends_it(letkd, tmp_path, monkeypatch):
     given = [*GIVEN, "--trials", 3, "--out", "study", "--pruner", "none", "--set", "train.epochs=1"]
     train, errors = (
         loop.train,
-        [None, RunError("there is no space left; run the same command again"), RuntimeError("too large")],
+        [None, RunError("there is no space left; run the same command again"), AssertionError("too large")],
     )
 
     def failing(*args, **options):
@@ -304,7 +323,7 @@ def test_a_fault_of_the_machine_leaves_the_trial_open_and_one_of_its_values_ends
     assert [trial.state.name for trial in trials_of(tmp_path / "study")] == ["COMPLETE", "RUNNING"]
     code, _, err = letkd(*given)
     assert code == 0, err
-    assert "trial 1 RuntimeError: too large" in err
+    assert "trial 1 AssertionError: too large" in err
     assert [trial.state.name for trial in trials_of(tmp_path / "study")] == ["COMPLETE", "FAIL", "COMPLETE"]
     code, _, err = letkd(*given[: len(GIVEN)], "--trials", 2, *given[len(GIVEN) + 2 :])  # fewer than there are
     assert code == 0, err

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from letkd.errors import RunError, UnsupportedPair
+import letkd.report.collect as collect
+from letkd.errors import RecipeError, RunError, UnsupportedPair
 from letkd.methods import KD, METHODS
-from letkd.recipes import list_methods
+from letkd.recipes import list_methods, resolve
 from letkd.report.collect import find_groups
-from letkd.report.curves import training
+from letkd.report.curves import curves, training
 from letkd.report.pair_tables import best_of, detail, matrix, plain, reference_of
 from letkd.report.paper import ORDER, named_methods, paper_results, table_position
 from letkd.report.results_table import as_markdown as rows_as_markdown
 from letkd.report.write import write_report
 from letkd.runs.folder import RunFolder
 from letkd.runs.grid import Cell, Grid, as_csv, as_html, as_latex, as_markdown
+from letkd.runs.records import Note
 from letkd.runs.results import Row
 from letkd.training.trials import compare
 from tests.support.runs import a_run
@@ -298,6 +300,74 @@ def test_runs_on_other_images_are_not_averaged(tmp_path):
     (group,) = find_groups([tmp_path])
     assert len(group.runs) == 4, "the same images from another place, and a run that does not know its images"
     assert group.pair == "folder/resnet14-resnet14_tiny"
+
+
+def test_other_images_at_the_same_place_have_a_column_of_their_own(tmp_path):
+    own = {"data.name": "folder", "data.size": 32, "data.root": "photos"}
+    for images, row, test in (("old", "ce", 70.0), ("old", "kd", 80.0), ("new", "ce", 50.0), ("new", "kd", 60.0)):
+        folder = tmp_path / images / row / "seed-0"
+        a_run(folder, f"digits/tiny/{row}", test, **own)
+        RunFolder(folder).inputs.write_text(json.dumps({"training images": "same", "test images": images}))
+    groups = find_groups([tmp_path])
+    assert {group.pair.partition(", ")[2] for group in groups} == {"photos, images old", "photos, images new"}
+    for pair in {group.pair for group in groups}:
+        same = [group for group in groups if group.pair == pair]
+        assert "+10.00" in as_markdown(detail(pair, same, {}))
+
+
+def test_seeds_with_another_teacher_are_another_row(tmp_path):
+    for seed, teacher in enumerate(("0123456789", "0123456789", "abcdefghij")):
+        folder = tmp_path / f"seed-{seed}"
+        a_run(folder, f"{PAIR}/kd", 70.0 + seed, seed=seed)
+        RunFolder(folder).inputs.write_text(json.dumps({"teacher": teacher}))
+    groups = find_groups([tmp_path])
+    assert {group.title: len(group.runs) for group in groups} == {"KD (teacher 012345)": 2, "KD (teacher abcdef)": 1}
+
+
+def test_rows_whose_names_differ_in_signs_alone(tmp_path):
+    for name, test in (("T = -2", 90.0), ("T = +2", 50.0), ("T 2", 60.0)):
+        a_run(tmp_path / name, f"{PAIR}/kd", test, title=name)
+    groups = find_groups([tmp_path])
+    assert len({group.key for group in groups}) == 3
+    bold = [row[0].text for row in detail(PAIR, groups, {}).rows if row[1].bold]
+    assert bold == ["T = -2"]
+
+
+def test_a_row_of_ones_own_with_a_failed_seed_is_one_row_with_its_note(tmp_path):
+    for seed in range(2):
+        a_run(tmp_path / f"soft/seed-{seed}", f"{PAIR}/kd", 70.0, seed=seed, title="KD, T = 8")
+    a_run(tmp_path / "kd/seed-0", f"{PAIR}/kd", 71.0)
+    RunFolder(tmp_path / "soft").keep_note(Note(PAIR, "soft", "KD, T = 8", "failed: seed 2"))
+    groups = find_groups([tmp_path])
+    assert [(group.title, len(group.runs), group.note) for group in groups] == [
+        ("KD", 1, ""),
+        ("KD, T = 8", 2, "failed: seed 2"),
+    ]
+    assert reference_of(groups, "soft").title == "KD, T = 8"  # by the name of its folder
+    assert "KD, T = 8 failed: seed 2." in detail(PAIR, groups, {}).notes
+
+
+def test_a_first_seed_without_epochs_does_not_end_the_report(tmp_path):
+    for seed in range(2):
+        a_run(tmp_path / f"seed-{seed}", f"{PAIR}/kd", 70.0, seed=seed)
+    (tmp_path / "seed-0" / "metrics.jsonl").unlink()
+    assert [chart.key for chart in curves(PAIR, find_groups([tmp_path]))]
+
+
+def test_a_recipe_of_a_plugin_that_is_wrong_is_left_out(tmp_path, monkeypatch, caplog):
+    def refusing(pair, *, method=None, **given):
+        if method == "at":
+            raise RecipeError("recipe at.toml: unknown key 'train.old_key'")
+        return resolve(pair, method=method, **given)
+
+    a_run(tmp_path / "kd", f"{PAIR}/kd", 70.0)
+    collect._titles.cache_clear()
+    monkeypatch.setattr(collect, "resolve", refusing)
+    try:
+        assert [group.method for group in find_groups([tmp_path])] == ["kd"]
+    finally:
+        collect._titles.cache_clear()
+    assert "at is left out of the report: recipe at.toml: unknown key 'train.old_key'" in caplog.text
 
 
 def test_the_first_student_is_the_row_to_compare_with(tmp_path):

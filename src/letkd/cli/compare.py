@@ -35,7 +35,7 @@ def compare(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="ROW", help="Row to compare the other rows with, seed by seed.", show_default="the first"),
+        typer.Option(metavar="ROW", help="Row to compare the other rows with, seed by seed.", show_default="the first student"),
     ] = None,
     seed: o.FirstSeed = None,
     trials: Annotated[int, typer.Option(min=1, max=10_000, help="Seeds per method, starting at --seed.")] = 3,
@@ -79,7 +79,7 @@ def compare(
         quick=quick,
         teacher_weights=teacher_weights,
         title=f"{pair}: one student, side by side",
-        against=against or rows[0],
+        against=against or next((row for row in rows if row != "teacher"), None),
         launcher=o.launcher(launcher, jobs, folder),
         log=parse_trackers(log),
     )

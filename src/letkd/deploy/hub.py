@@ -13,7 +13,6 @@ from letkd.distiller.student import HUB_WEIGHTS, read_header
 from letkd.errors import ExportError, LetkdError
 from letkd.files import write_whole
 from letkd.optional import need
-from letkd.recipes.schema import Recipe
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
 
@@ -38,19 +37,13 @@ def _seeds(run: RunFolder, measured: Measured | None) -> tuple[float, ...]:
     key = {LAST: "last_test", AVERAGED: "ema_test"}.get(measured.weights) if measured else None
     if measured is None or key is None:
         return ()
-    own, found = _without_seed(run.recipe), list[Result]()
-    for folder in RunFolder.children(run.path.parent):
-        other = RunFolder(folder)
+    found = list[Result]()
+    for other in (run, *run.other_seeds()):
         try:
-            if other.result is not None and _without_seed(other.recipe) == own:
-                found.append(other.result)
+            found += [] if other.result is None else [other.result]
         except LetkdError:
-            continue  # another seed's damaged folder is skipped
+            continue  # another seed's damaged result is skipped
     return tuple(value for result in found if (value := getattr(result, key)) is not None) or (measured.top1,)
-
-
-def _without_seed(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})})
 
 
 def write_hub_folder(

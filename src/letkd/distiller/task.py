@@ -42,7 +42,9 @@ def method_terms(method: Method, view: View) -> dict[str, Tensor]:
     """The terms that a method returns: those of its `term_names()`, which have weights; unused ones may be missing."""
     names, terms = method.term_names(), method.terms(view)
     if not isinstance(terms, Mapping):
-        raise LetkdError(f"{method.name}: terms() must return loss terms by name, {{name: scalar}}, not a {type(terms).__name__}")
+        raise LetkdError(
+            f"{method.name}: terms() must return loss terms by name, {{name: scalar}}, not a {type(terms).__name__}"
+        )
     if wrong := [name for name in names if name not in terms and name not in view.unused] or terms.keys() - set(names):
         raise LetkdError(
             f"{method.name}: terms() returned {', '.join(map(repr, terms)) or 'no term'}, but term_names() names "

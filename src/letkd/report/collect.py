@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from letkd.errors import LetkdError, RunError
+from letkd.errors import LetkdError, RecipeError, RunError
 from letkd.files import must_be_utf8
 from letkd.progress import say
 from letkd.recipes import Recipe, list_methods, list_pairs, resolve
@@ -56,7 +56,8 @@ class Group:
         pair: name of the column; `data/teacher-student` if there is such a recipe.
         method: name of the method's recipe; None for a custom recipe.
         changed: keys and values that differ from the recipe of the cell.
-        note: why a comparison has no runs for it; empty otherwise.
+        note: why a comparison lacks runs of it; empty otherwise.
+        twin: number among the groups whose names give the same key.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Group:
     runs: Sequence[Run]
     changed: Sequence[str] = ()
     note: str = ""
+    twin: int = 0
 
     @property
     def results(self) -> list[Result]:
@@ -72,9 +74,16 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Name for files and for the page."""
+        """Name for files and for the page; no two groups have the same."""
         text = f"{self.pair} {self.title}".lower()
-        return "-".join("".join(c if c.isalnum() else " " for c in text).split())
+        name = "-".join("".join(c if c.isalnum() else " " for c in text).split())
+        return f"{name}--{self.twin + 1}" if self.twin else name
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the row: its title, its method, and the folder of its seeds."""
+        folders = {run.path.parent.name for run in self.runs if run.path.name == f"seed-{run.recipe.train.seed}"}
+        return {self.title, *folders, *([] if self.method is None else [self.method])}
 
     @property
     def paper(self) -> PaperResult | None:
@@ -134,7 +143,7 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
     by_recipe: dict[str, list[Run]] = {}
     for run in runs:
         by_recipe.setdefault(_key(run.recipe), []).append(run)
-    alike = [part for same in by_recipe.values() for part in _with_same_images(same)]
+    alike = [part for same in by_recipe.values() for part in _with_same_inputs(same)]
     recipes = [same[0].recipe for same in alike]
     known = _known_pairs() | _own_pairs(recipes)
     certain = {pairs[0] for recipe in recipes if len(pairs := _pairs_of(recipe, known)) == 1}
@@ -147,11 +156,15 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
             title = recipe.title or "own recipe"
             runs_by_seed = sorted(same, key=lambda run: run.recipe.train.seed)
             groups.append(Group(title, pair, method, runs_by_seed, _changed(recipe, pair, method)))
-    groups = _with_own_titles(_with_own_images(groups))
-    groups += _without_runs(paths, groups, note)
+    groups = _with_notes(paths, _with_own_titles(_with_own_images(groups)), note)
     if not groups:
         raise RunError(f"no run to report on: {'; '.join(messages[:2])}")
-    return sorted(groups, key=lambda group: (group.pair, table_position(group.method), group.title))
+    return _with_own_keys(sorted(groups, key=lambda group: (group.pair, table_position(group.method), group.title)))
+
+
+def _with_own_keys(groups: Sequence[Group]) -> list[Group]:
+    keys = [group.key for group in groups]
+    return [replace(group, twin=keys[:k].count(group.key)) for k, group in enumerate(groups)]
 
 
 def _key(recipe: Recipe) -> str:
@@ -159,21 +172,27 @@ def _key(recipe: Recipe) -> str:
     return json.dumps({key: values[key] for key in sorted(values) if key not in _SAME_ROW})
 
 
-def _with_same_images(runs: Sequence[Run]) -> list[list[Run]]:
-    """Split runs of one recipe by their training and test images; runs whose images are unknown join the first."""
+INPUTS = ("training images", "test images", "teacher")
+
+
+def _with_same_inputs(runs: Sequence[Run]) -> list[list[Run]]:
+    """Split runs of one recipe by their images and teacher; runs whose inputs are unknown join the first."""
     parts: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: not run.inputs):
-        images = tuple(run.inputs.get(name, "") for name in ("training images", "test images"))
-        parts.setdefault(images if run.inputs else next(iter(parts), images), []).append(run)
+        inputs = tuple(run.inputs.get(name, "") for name in INPUTS)
+        parts.setdefault(inputs if run.inputs else next(iter(parts), inputs), []).append(run)
     return list(parts.values())
 
 
 def _with_own_images(groups: list[Group]) -> list[Group]:
-    """Columns of one data set only: a column whose rows have different images, as folders of images do, becomes one per root."""
+    """Columns of one data set only: a column whose rows have different images, as folders of images do, becomes one per data set."""
     roots: dict[str, dict[str, str]] = {}
     for group in groups:
         if images := _images(group):
             roots.setdefault(group.pair, {}).setdefault(images, group.runs[0].recipe.data.root or "default root")
+    for found in roots.values():
+        names = list(found.values())
+        found.update({images: f"{root}, images {images[:6]}" for images, root in found.items() if names.count(root) > 1})
     return [
         replace(group, pair=f"{group.pair}, {found[images]}")
         if (images := _images(group)) and len(found := roots[group.pair]) > 1
@@ -195,8 +214,13 @@ def _values(recipe: Recipe) -> dict[str, Any]:
 
 @cache
 def _titles() -> dict[str, str]:
-    pair = list_pairs()[0]
-    return {resolve(pair, method=method).title: method for method in list_methods()}
+    pair, found = list_pairs()[0], {}
+    for method in list_methods():
+        try:
+            found[resolve(pair, method=method).title] = method
+        except RecipeError as error:  # a plugin's recipe with a wrong key
+            say(f"{method} is left out of the report: {error}")
+    return found
 
 
 @cache
@@ -247,7 +271,7 @@ def _changed(recipe: Recipe, pair: str, method: str | None) -> list[str]:
 
 
 def _with_own_titles(groups: list[Group]) -> list[Group]:
-    """Append the differing settings to the titles of rows that have the same title on the same pair."""
+    """Append the differing settings, or else inputs, to the titles of rows that have the same title on the same pair."""
     alike: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         alike.setdefault((group.pair, group.title), []).append(group)
@@ -256,17 +280,25 @@ def _with_own_titles(groups: list[Group]) -> list[Group]:
         values = [_values(group.runs[0].recipe) for group in same]
         keys = sorted({key for one in values for key in one})
         differing = [key for key in keys if key not in _SAME_ROW and len({one.get(key) for one in values}) > 1]
-        for group, own in zip(same, values, strict=True):
-            what = ", ".join(f"{key.split('.', 1)[-1]} {own.get(key, 'not set')}" for key in differing)
+        inputs = [group.runs[0].inputs for group in same]
+        other = [name for name in INPUTS if len({one.get(name) for one in inputs}) > 1] if not differing else []
+        for group, own, read in zip(same, values, inputs, strict=True):
+            shown = [f"{key.split('.', 1)[-1]} {own.get(key, 'not set')}" for key in differing]
+            what = ", ".join(shown + [f"{name} {read.get(name, 'unknown')[:6]}" for name in other])
             named.append(replace(group, title=f"{group.title} ({what})" if what else group.title))
     return named
 
 
-def _without_runs(paths: Sequence[str | Path], groups: list[Group], tell: Tell) -> list[Group]:
-    """Rows that a comparison could not run, with the reason."""
-    found = {}
-    for folder in (folder for path in paths for folder in RunFolder.noted_below(Path(path))):
+def _with_notes(paths: Sequence[str | Path], groups: list[Group], tell: Tell) -> list[Group]:
+    """The groups with the notes of a comparison on missing runs; a row of which no run is there is added."""
+    found = list(groups)
+    for folder in dict.fromkeys(folder.resolve() for path in paths for folder in RunFolder.noted_below(Path(path))):
         note: Note | None = _attempt(lambda folder=folder: RunFolder(folder).note, tell)
-        if note is not None and not any((note.pair, note.method) == (other.pair, other.method) for other in groups):
-            found[folder.resolve()] = Group(note.title, note.pair, note.method, [], note=note.note)
-    return list(found.values())
+        if note is None:
+            continue
+        own = [k for k, group in enumerate(found) if any(run.path.resolve().parent == folder for run in group.runs)]
+        if own:
+            found[own[0]] = replace(found[own[0]], note=note.note)
+        elif not any((note.pair, note.method) == (group.pair, group.method) for group in found):
+            found.append(Group(note.title, note.pair, note.method, [], note=note.note))
+    return found

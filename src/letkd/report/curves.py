@@ -106,7 +106,7 @@ def _losses(pair: str, group: Group) -> list[Chart]:
     if not series or not last_epoch(group):
         return []
     weights = group.runs[0].recipe.weights
-    measured = group.runs[0].rows[-1]
+    measured = next((run.rows[-1] for run in group.runs if run.rows), {})
     terms = ", ".join(
         f"{name} × {_weight(weights.get(name, 1.0), measured.get(f'weight/{name}'))}" for name in order if name != "loss"
     )

@@ -78,9 +78,9 @@ def _cited(paper: PaperResult) -> str:
 
 
 def reference_of(groups: Sequence[Group], against: str | None = None) -> Group | None:
-    """The row to compare with: the one with this title or method, or the first student; None if there is only one student."""
+    """The row to compare with: the one of this name, or the first student; None if there is only one student."""
     students = [group for group in groups if group.results and group.method != "teacher"]
-    named = [group for group in students if against is None or against in (group.title, group.method)]
+    named = [group for group in students if against is None or against in group.names]
     return named[0] if named and len(students) > 1 else None
 
 
@@ -98,7 +98,7 @@ def detail(pair: str, groups: Sequence[Group], macs: Mapping[str, int | None], *
 
     Args:
         macs: multiply-accumulates per image by the group's key, if known.
-        against: title or method of the row to compare with; default: the first student.
+        against: title, method or folder of the row to compare with; default: the first student.
     """
     best, other = best_of(groups), reference_of(groups, against)
     columns: dict[str, Callable[[Group], Cell]] = {

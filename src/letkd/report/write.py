@@ -52,15 +52,15 @@ def write_report(
         features: projection of the features to two dimensions.
         root: folder of the data set's files; default: the one in the recipes.
         trust: also build custom networks, which runs the code that the recipes name.
-        against: title or method of the row to compare with; default: the first student of each pair.
+        against: title, method or folder of the row to compare with; default: the first student of each pair.
     """
     out = Path(out)
     folder = must_be_utf8(out) / "report"
     refuse_link(folder)
     opener, files = RunOpener(root=root, trust=trust), ReportFiles()
     groups = find_groups(paths, tell=opener.note)
-    if against is not None and not any(against in (group.title, group.method) for group in groups):
-        rows = nearest(against, {name for group in groups for name in (group.title, group.method) if name})
+    if against is not None and not any(group.results and against in group.names for group in groups):
+        rows = nearest(against, {name for group in groups if group.results for name in group.names})
         raise RunError(f"`against={against}` is not a row of these runs; nearest: {rows}")
     pairs = by_pair(groups)
     found = [Section("results", "Results", parts.results(files, groups, opener, against))]

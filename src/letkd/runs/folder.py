@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from letkd.distiller.student import STUDENT
 from letkd.distributed.processes import world
-from letkd.errors import RunError
+from letkd.errors import LetkdError, RunError
 from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
@@ -56,6 +56,7 @@ class RunFolder:
         self.path = must_be_utf8(Path(path))
         self._lock: int | None = None
         self.extends = False  # whether `recipe` differs from the folder's only by more epochs
+        self.retitles = False  # whether the recipe has another title, which changes nothing in the run
         self.replaces = False  # whether `recipe` takes the place of one that trained nothing
         if recipe is not None:
             self.recipe = recipe
@@ -129,6 +130,19 @@ class RunFolder:
     def children(cls, folder: Path) -> list[Path]:
         """The direct subfolders that hold a run."""
         return sorted(found.parent for found in folder.glob(f"*/{cls.RECIPE}"))
+
+    def other_seeds(self) -> list["RunFolder"]:
+        """The runs next to this one with the same recipe and another seed; damaged ones are left out."""
+        found = []
+        for path in self.children(self.path.parent):
+            other = RunFolder(path)
+            try:
+                changed = differences(other._table(), self._table())
+            except LetkdError:
+                continue
+            if set(changed) - {"title"} == {"train.seed"}:
+                found.append(other)
+        return found
 
     @classmethod
     def below(cls, folder: Path) -> list[Path]:
@@ -205,6 +219,7 @@ class RunFolder:
                 if self.replaces:
                     self._replace()
                 if self.recipe_file.exists():
+                    self.keep_title()
                     self._report_changes(now)
                     self.rows()  # reports lost rows once; `log` does not report them
                 else:
@@ -213,6 +228,13 @@ class RunFolder:
                 yield
             finally:
                 self._lock = None
+
+    def keep_title(self) -> None:
+        """Write the title of the recipe if it has changed."""
+        if self.retitles:
+            table = {**self._recipe_table(), "title": self.recipe.title}
+            write_whole(self.recipe_file, tomli_w.dumps(table).encode())
+            self.retitles = False
 
     def _extend(self) -> None:
         before = RunFolder(self.path).recipe
@@ -262,6 +284,8 @@ class RunFolder:
         """Raise an error if the folder holds another run or other files."""
         if self.recipe_file.exists():
             changed = differences(self._recipe_table(), json.loads(json.dumps(self._table(), default=str)))
+            self.retitles = "title" in changed
+            changed = [key for key in changed if key != "title"]
             why = f"it differs in {', '.join(changed)}" if changed else None
             self.replaces = bool(changed) and self._is_untrained()
             if self.replaces:

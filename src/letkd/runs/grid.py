@@ -155,7 +155,9 @@ def paragraph_markdown(text: str) -> str:
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
-_LATEX |= {"α": r"$\alpha$", "Δ": r"$\Delta$", "→": r"$\to$", "τ": r"$\tau$", "x̂": r"$\hat{x}$", "−": "$-$"}
+_LATEX |= {"Δ": r"$\Delta$", "→": r"$\to$", "x̂": r"$\hat{x}$", "−": "$-$", "×": r"$\times$", "≥": r"$\ge$", "≤": r"$\le$"}
+_LATEX |= {"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "λ": r"$\lambda$", "μ": r"$\mu$", "ν": r"$\nu$", "τ": r"$\tau$"}
+_LATEX |= {"ω": r"$\omega$", "…": r"\ldots{}", "′": "$'$", "“": "``", "”": "''"}
 _LATEX |= {"[": "{[}", "*": "{*}"}  # after \\ and rules they would start an option
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
 

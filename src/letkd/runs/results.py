@@ -11,7 +11,7 @@ FAILED = "failed"  # how the note of a failed row begins
 
 @dataclass(frozen=True)
 class Row:
-    """One method and its finished runs, or a note why there are none.
+    """One method and its finished runs, and a note if runs are missing.
 
     Args:
         name: name of the method or of the user's row.

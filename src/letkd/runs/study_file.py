@@ -97,7 +97,7 @@ def rows_of(keys: Sequence[str], records: Sequence[Record], best: int) -> tuple[
     head = ["trial", *keys, "validation %, last epoch", "epochs", "state"]
     rows = []
     for record in ranked(records)[:SHOWN]:
-        values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in record.params.values()]
+        values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in map(record.params.get, keys)]
         accuracy = "–" if record.last is None else f"{record.last:.2f}"
         state = "best" if record.number == best else record.state.lower() + (f": {record.note}" if record.note else "")
         rows.append([str(record.number), *values, accuracy, str(record.epochs), state])

@@ -99,6 +99,7 @@ class Search:
     def check(self) -> None:
         """Raise an error for wrong keys and values before anything is written."""
         from letkd.training.build import build_distiller, read_data
+        from letkd.training.inputs import inputs_of
 
         base = self.make([])
         check_keys(self.ranges, base)
@@ -114,9 +115,24 @@ class Search:
                 f"a search selects on the validation split, but {data.name} has none here; hold out images with --set data.val=0.1"
             )
         try:
-            build_distiller(self.recipe({range_.key: range_.ends()[0] for range_ in self.ranges}), data)
+            distiller = build_distiller(self.recipe({range_.key: range_.ends()[0] for range_ in self.ranges}), data)
         except RecipeError as error:
             raise RecipeError(f"--over {', '.join(map(str, self.ranges))}: {error}") from None
+        self._check_inputs(inputs_of(distiller, data))
+
+    def _check_inputs(self, now: dict[str, str]) -> None:
+        """Raise an error if trials of the study had another teacher or other images, unless the search varies them."""
+        from letkd.training.inputs import read_inputs
+
+        varied = {range_.key.partition(".")[0] for range_ in self.ranges}
+        names = [name for name in now if ("teacher" if name == "teacher" else "data") not in varied]
+        for folder in RunFolder.children(self.out / TRIALS):
+            before = read_inputs(RunFolder(folder)) or {}
+            if changed := [name for name in names if before.get(name, now[name]) != now[name]]:
+                raise SearchError(
+                    f"{folder} had other inputs ({', '.join(changed)}), so its accuracy cannot be compared; restore them, or choose "
+                    "another --out"
+                )
 
 
 @dataclass(frozen=True)
@@ -295,13 +311,9 @@ def _run(search: Search, study: Any, trial: Any) -> None:
         raise
     except LetkdError as error:
         state, note = states.FAIL, str(error)
-    except (
-        RuntimeError,
-        ArithmeticError,
-        ValueError,
-        TypeError,
-        LookupError,
-    ) as error:  # such as too little memory for its batch size
+    except OSError:  # such as a full disk
+        raise
+    except Exception as error:  # such as too little memory for its batch size, or an error in a method of one's own
         state, note = states.FAIL, f"{type(error).__name__}: {error}"
     with storage_errors(search.storage):
         if note:

@@ -35,12 +35,14 @@ class Cost:
         step: one step.
         epoch: per epoch in addition to its steps: evaluation on the validation split, averaged over `train.validate_every` epochs.
         after: evaluation on the test split.
+        phases: one step of each phase.
     """
 
     before: float
     step: float
     epoch: float
     after: float
+    phases: tuple[float, ...] = ()
 
 
 def plan(recipe: Recipe, folder: Path, *, supervision: Path | None = None) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def epochs_within(recipe: Recipe, cost: Cost, steps: int) -> tuple[int, int | No
     """How many epochs of `steps` steps fit after the phases; if none fits, one epoch and the number of steps that fit."""
     seconds = recipe.train.time or 0.0
     left = MARGIN * seconds - cost.before - cost.after
-    phases = sum(phase.epochs for phase in recipe.phases) * (steps * cost.step + cost.epoch)
+    phases = sum(phase.epochs * (steps * step + cost.epoch) for phase, step in zip(recipe.phases, cost.phases, strict=True))
     left -= phases
     epochs = int(left // (steps * cost.step + cost.epoch))
     if epochs >= 1:
@@ -112,7 +114,10 @@ def measure(recipe: Recipe, shared: Path) -> tuple[Cost, int]:
         )
         return per * len(loader)
 
-    per_step = _seconds(step, budget, fabric.device, max_calls=max(steps, MIN_STEPS), warmup=WARMUP_STEPS)
+    per_step = []
+    for weights in (*(phase.weights for phase in recipe.phases), recipe.weights):  # with other weights, other parts run
+        distiller.set_weights(weights)
+        per_step.append(_seconds(step, budget, fabric.device, max_calls=max(steps, MIN_STEPS), warmup=WARMUP_STEPS))
     distiller.eval()
     with torch.no_grad():
         splits = [
@@ -120,7 +125,8 @@ def measure(recipe: Recipe, shared: Path) -> tuple[Cost, int]:
         ]
         val, test = map(evaluate, splits)
     before = time.monotonic() - began + (ready - began)  # the run reads data and networks again
-    return Cost(before, per_step, val / recipe.train.validate_every, val + test), steps
+    *phases, main = per_step
+    return Cost(before, main, val / recipe.train.validate_every, val + test, tuple(phases)), steps
 
 
 def _endless(batches: Loader):

@@ -16,24 +16,29 @@ from letkd.tensors import fingerprint
 def check_inputs(run: RunFolder, distiller: Distiller, data: Dataset, *, force: bool = False) -> None:
     """Write the fingerprints of teacher and images to the run folder, or compare them with those already there.
 
+    A run that starts is compared with other seeds of its recipe next to it, because all of them give one mean.
+
     Args:
         force: accept changed inputs and write their fingerprints instead.
     """
-    path = run.inputs
-    now = {name: getattr(data, split).fingerprint() for name, split in SPLITS.items()}
-    if distiller.teacher is not None:
-        now["teacher"] = fingerprint(distiller.teacher)
-    if path.exists():
-        changed = _changed(run, now)
-        if not changed:
-            return
-        if not force:
-            raise RunError(
-                f"{run.path} started with other inputs ({', '.join(changed)}); restore them, choose another folder with `out=`, or "
-                "resume anyway with `force=True`"
-            )
-        say(f"{run.path}: resumes with other inputs than it started with ({', '.join(changed)})")
-    write_whole(path, json.dumps(now, indent=1, sort_keys=True).encode())
+    now, begun = inputs_of(distiller, data), run.inputs.exists()
+    known = [run] if begun else [other for other in run.other_seeds() if read_inputs(other) is not None]
+    for other in known:
+        if changed := _changed(other, now):
+            if not force:
+                raise RunError(
+                    f"{other.path} started with other inputs ({', '.join(changed)}); restore them, choose another folder with `out=`, "
+                    f"or {'resume' if begun else 'start another seed'} anyway with `force=True`"
+                )
+            say(f"{run.path}: {'resumes' if begun else 'starts'} with other inputs than {other.path} ({', '.join(changed)})")
+    if not begun or force:
+        write_whole(run.inputs, json.dumps(now, indent=1, sort_keys=True).encode())
+
+
+def inputs_of(distiller: Distiller, data: Dataset) -> dict[str, str]:
+    """The fingerprints of the images and of the teacher, by name."""
+    found = {name: getattr(data, split).fingerprint() for name, split in SPLITS.items()}
+    return found if distiller.teacher is None else {**found, "teacher": fingerprint(distiller.teacher)}
 
 
 SPLITS = {"training images": "train", "validation images": "val", "test images": "test"}

@@ -86,6 +86,8 @@ def train(
     if run.result is not None:
         test = "" if run.result.last_test is None else f", {run.result.last_test:.2f} % on test"
         say(f"{run.path}: finished already{test}")
+        if fabric.is_global_zero:
+            run.keep_title()
         return run.result
     if recipe.train.compile:
         check_device(fabric.device)

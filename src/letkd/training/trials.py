@@ -109,13 +109,14 @@ def compare(
         methods: names of methods or of rows in the file, or variants of them.
         seed: first seed of every row; default: the recipe's. It does not apply to the teacher.
         preset: training settings for all rows and for the teacher; see `resolve`.
-        teacher_weights: a trained teacher; default: the one in the file. If there is none, the teacher is trained first.
+        teacher_weights: a trained teacher for all rows; default: that of each row in the file. If a row has none, the teacher is
+            trained first, once.
         quick: shrink every recipe, including the teacher's, to a smoke run.
         launcher: runs methods and seeds in parallel; default: one after the other in this process.
         log: as for `train`.
 
-    A method that does not support the pair gets a row without numbers; a failure is reported and the other methods run. The reason
-    is written as a note into the method's folder, for reports.
+    A method that does not support the pair gets a row without numbers. A failure, also of one seed, is reported, and the other methods
+    run. The reason is written as a note into the method's folder, for reports.
     """
     folder = Path(folder)
     rows = []
@@ -132,18 +133,21 @@ def compare(
         say(line)
     if teacher_weights is not None and str(teacher_weights) != OWN and not Path(teacher_weights).is_dir():
         read_state_dict(teacher_weights)  # refuses a missing or damaged file before any work
+    taught = list(variants)  # the rows that get these weights of the teacher
     if teacher_weights is None:
-        teacher_weights = next((r.teacher.weights for r in recipes.values() if r.teacher and r.teacher.weights), None)
-    if teacher_weights is None and (not recipes or any(recipe.teacher for recipe in recipes.values())):
+        taught = [v for v in variants if (teacher := recipes[v.name].teacher) is not None and teacher.weights is None]
+    if teacher_weights is None and (taught or not variants):
         teacher = _with_train(resolve(pair, method="teacher", preset=preset, settings=settings, quick=quick), cache_views=None)
         say(f"training the teacher of {pair}")
         teacher_run = RunFolder(folder / "teacher")
         refuse_link(teacher_run.path)
         rows.append(Row(teacher.title, [_train_one(teacher, teacher_run.path, launcher, log)], name="teacher"))
         teacher_weights = teacher_run.student
+        variants = [variant for variant in variants if variant.name != "teacher"]  # this is its row
+        recipes.pop("teacher", None)
     if teacher_weights is not None:
         weights = {"teacher.weights": str(teacher_weights)}
-        for variant in variants:
+        for variant in taught:
             values = [*variant.settings, *settings]
             recipes[variant.name] = resolve(
                 pair, method=variant.method, preset=preset, overrides=weights, settings=values, quick=quick
@@ -153,21 +157,21 @@ def compare(
         recipes = {name: _with_train(recipe, seed=seed) for name, recipe in recipes.items()}
     shared = RunFolder(folder).supervision
     notes = {} if launcher is None else _run_in_parallel(launcher, recipes, folder, trials, shared, log)
+    titles = [variant.title or recipes[variant.name].title for variant in variants]
     for k, variant in enumerate(variants, start=1):
-        recipe = recipes[variant.name]
-        title, path = variant.title or recipe.title, folder / variant.name
+        recipe, title, path = recipes[variant.name], titles[k - 1], folder / variant.name
+        if titles.count(title) > 1:
+            title = f"{title} ({variant.name})"
         if launcher is None:
             say(f"{title} ({k} of {len(variants)}): {trials} {'seed' if trials == 1 else 'seeds'}")
-            results, note = _run_in_sequence(recipe, path, trials, shared, log)
+            note = _run_in_sequence(recipe, path, trials, shared, log)
         else:
             note = notes[variant.name]
-            found = [] if note else [RunFolder(at, trial).result for trial, at in _seeds(recipe, path, trials)]
-            results = [result for result in found if result is not None]
+        results = _finished(recipe, path, trials)
         RunFolder(path).keep_note(Note(_column(pair, recipe), variant.method, title, note))
         if note:
             say(f"{title} {note}")
-        seeds = [trial.train.seed for trial, _ in _seeds(recipe, path, trials)]
-        rows.append(Row(title, results, note, variant.name, seeds))
+        rows.append(Row(title, list(results.values()), note, variant.name, list(results)))
     return rows
 
 
@@ -199,16 +203,26 @@ def _train_one(recipe: Recipe, folder: Path, launcher: Launcher | None, log: tup
     return train(recipe, folder, log=log)
 
 
-def _run_in_sequence(
-    recipe: Recipe, folder: Path, trials: int, shared: Path, log: tuple[str, ...] | None
-) -> tuple[list[Result], str]:
-    """The results of a row, or the reason why it has none."""
+def _finished(recipe: Recipe, folder: Path, trials: int) -> dict[int, Result]:
+    """The results of the finished seeds of a row; none if its folder holds another run."""
     try:
-        return run_trials(recipe, folder, trials, supervision=shared, log=log), ""
+        found = {trial.train.seed: RunFolder(path, trial).result for trial, path in _seeds(recipe, folder, trials)}
+    except LetkdError:
+        return {}
+    return {seed: result for seed, result in found.items() if result is not None}
+
+
+def _run_in_sequence(recipe: Recipe, folder: Path, trials: int, shared: Path, log: tuple[str, ...] | None) -> str:
+    """Train the seeds of a row; returns why one of them has no result, or an empty string."""
+    try:
+        run_trials(recipe, folder, trials, supervision=shared, log=log)
     except UnsupportedPair as error:
-        return [], _unsupported(str(error))
-    except (LetkdError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as error:
-        return [], f"{FAILED}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return _unsupported(str(error))
+    except OSError:
+        raise  # such as a full disk: not due to the row
+    except Exception as error:
+        return f"{FAILED}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
 
 
 def _run_in_parallel(

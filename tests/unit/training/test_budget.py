@@ -1,5 +1,7 @@
 """`letkd train --time`: what fits is decided once, kept in the recipe, and trained as if it had been asked for."""
 
+from dataclasses import replace
+
 import pytest
 
 import letkd.training.budget as budget
@@ -35,7 +37,18 @@ def test_as_many_epochs_as_fit(seconds, planned):
 def test_phases_come_out_of_the_time():
     cost = Cost(before=0.0, step=0.1, epoch=0.0, after=0.0)
     plain, phased = recipe_of(100), recipe_of(100, "phases=[{epochs = 3, weights = {ce = 1.0}}]")
-    assert epochs_within(plain, cost, 100)[0] - epochs_within(phased, cost, 100)[0] == 3
+    epochs = epochs_within(plain, cost, 100)[0]
+    assert epochs - epochs_within(phased, replace(cost, phases=(0.1,)), 100)[0] == 3
+    assert epochs - epochs_within(phased, replace(cost, phases=(0.2,)), 100)[0] == 6
+
+
+def test_a_phase_has_its_own_time_per_step(tmp_path, monkeypatch):
+    weights = []
+    monkeypatch.setattr(budget, "_seconds", lambda run, *_, **__: (run(), float(len(weights)))[1])
+    monkeypatch.setattr(budget.Steps, "take", lambda steps, *_, **__: weights.append(dict(steps.distiller.weights)))
+    cost, _ = budget.measure(recipe_of(100, *SMALL, "phases=[{epochs = 3, weights = {ce = 2.0}}]"), tmp_path)
+    assert [one["ce"] for one in weights] == [2.0, 1.0]
+    assert (cost.phases, cost.step) == ((1.0,), 2.0)
 
 
 def test_too_little_time_is_one_sentence():
@@ -44,7 +57,7 @@ def test_too_little_time_is_one_sentence():
     ):
         epochs_within(recipe_of(10), Cost(before=8.0, step=0.1, epoch=1.0, after=4.0), 100)
     with pytest.raises(RecipeError, match=r"takes 2 s, the phases 30 s, the evaluation per epoch"):
-        epochs_within(recipe_of(10, "phases=[{epochs = 3, weights = {ce = 1.0}}]"), Cost(1.0, 0.1, 0.0, 1.0), 100)
+        epochs_within(recipe_of(10, "phases=[{epochs = 3, weights = {ce = 1.0}}]"), Cost(1.0, 0.1, 0.0, 1.0, (0.1,)), 100)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("20min", 1200), ("90s", 90), ("1h", 3600), ("1h30min", 5400), ("1h 5s", 3605)])
