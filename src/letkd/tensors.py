@@ -21,9 +21,10 @@ def as_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of a model's tensors, sorted by name, without BN's batch counters."""
+    """SHA-256 over names, types, shapes and bytes of a model's parameters and buffers, sorted by name, without BN's batch counters."""
     state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor) and not is_counter(name)}
-    return checksum(state)
+    unsaved = {f"{name} (not saved)": buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
+    return checksum({**state, **unsaved})
 
 
 def checksum(tensors: Mapping[str, Tensor], *text: str) -> str:

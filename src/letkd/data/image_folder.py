@@ -15,6 +15,8 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 SIZE = 224
 TEST_SHARE = 0.2
+SPLITS = ("train", "val", "test")
+SPLITS_ELSEWHERE = {*SPLITS, "training", "valid", "validation", "testing"}  # with capitals, too
 
 
 def need_folder(name: str, root: Path | None, what: str) -> Path:
@@ -29,9 +31,20 @@ def need_folder(name: str, root: Path | None, what: str) -> Path:
 
 def list_tree(root: Path) -> dict[str, Listing]:
     """The parts of a tree: its sub-folders `train`, `val` and `test`; without a `train` folder, the whole tree as `train`."""
-    if not (root / "train").is_dir():
+    names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    alike = [name for name in names if name not in SPLITS and name.casefold() in SPLITS_ELSEWHERE]
+    whole = not (root / "train").is_dir()
+    if alike and (not whole or names == alike or len(alike) > 1):
+        raise DataError(
+            f"{printable(root)} has the folder {alike[0]!r}, which looks like a split; splits are named train, val and test: rename it"
+        )
+    if whole:
         return {"train": list_classes(root, root)}
-    parts = {part: list_classes(root, root / part) for part in ("train", "val", "test") if (root / part).is_dir()}
+    if others := [name for name in names if name not in SPLITS]:
+        say(
+            f"{printable(root)}: {', '.join(map(repr, others[:3]))}{' …' * (len(others) > 3)} ignored: only train, val and test are read"
+        )
+    parts = {part: list_classes(root, root / part) for part in SPLITS if (root / part).is_dir()}
     if "test" not in parts and "val" in parts:
         parts["test"] = parts.pop("val")
         say(f"{printable(root)}: no test folder, so val is used as the test split, as for ImageNet")
@@ -44,6 +57,10 @@ def read_folder(root: Path | None, reading: Reading) -> Dataset:
     root = need_folder("folder", root, "a tree of images with one folder per class")
     classes, splits = as_splits("folder", list_tree(root), reading.at(SIZE))
     train = splits["train"]
+    if len(classes) == 1:
+        say(
+            f"warning: {printable(root)} has only one class, {classes[0]!r}; name the folder that contains the folders of the classes"
+        )
     if "test" not in splits:
         mask = stratified(train.labels, lambda n: min(int(TEST_SHARE * n + 0.5), n - 1), seed=(0, 0))
         train, splits["test"] = train.subset(~mask), train.subset(mask)

@@ -114,6 +114,8 @@ def files_below(folder: Path) -> Iterator[tuple[bytes, int]]:
             continue
         if stat.S_ISREG(status.st_mode):
             yield os.fsencode(entry.path), status.st_size
+        elif stat.S_ISDIR(status.st_mode):  # a link to a folder, which is not followed
+            yield os.fsencode(entry.path), 0
 
 
 def check_files(

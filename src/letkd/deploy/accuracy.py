@@ -10,10 +10,9 @@ from letkd.batch import Batch
 from letkd.data import AnySplit, Augment
 from letkd.deploy.process import SECONDS
 from letkd.deploy.runners import Runner, open_model
-from letkd.distiller.facts import Facts
 from letkd.errors import DataError
 from letkd.runs.evaluation import Accuracy, evaluate
-from letkd.training.students import images_for, must_have_labels, own_recipe, tell_default_split
+from letkd.training.students import images_for, must_be_the_same_classes, must_have_labels, own_recipe, tell_default_split
 
 BATCH = 64
 
@@ -53,22 +52,10 @@ def evaluate_file(
     runner = open_model(path, trust=trust, seconds=seconds)
     images = images_for(path, runner.facts, data=data, root=root)
     must_have_labels(images)
-    _must_be_the_same_classes(path, runner.facts, images.name, images.classes, images.num_classes)
+    must_be_the_same_classes(path, runner.facts, images)
     part = getattr(images, split)
     if not len(part):
         raise DataError(f"the {split} split of {images.name} is empty here; choose another with `split=`")
     if own_recipe(path, data) is None:
         tell_default_split(images, split)
     return evaluate_runner(runner, part, description=f"evaluating on {split}")
-
-
-def _must_be_the_same_classes(path: Path, facts: Facts, name: str, classes: tuple[str, ...], num_classes: int) -> None:
-    if facts.num_classes != num_classes:
-        raise DataError(
-            f"{path} has {facts.num_classes} classes and {name} has {num_classes}; name the data set it was trained on"
-        )
-    for own, other in zip(facts.classes, classes, strict=False):
-        if own != other:
-            raise DataError(
-                f"{path} has the class {own!r:.60} in place of {other!r:.60} in {name}; name the data set it was trained on"
-            )

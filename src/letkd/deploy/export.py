@@ -1,6 +1,5 @@
 """Export of a student to a file that runs without letkd (torch.export, ONNX), and comparison with the student."""
 
-import copy
 import io
 import logging
 import re
@@ -21,6 +20,7 @@ from letkd.deploy.worker import KEY
 from letkd.distiller.facts import Axis, Facts
 from letkd.errors import ExportError
 from letkd.layer.folded import fold_batch_norms
+from letkd.modules import copied
 from letkd.progress import say
 from letkd.taps import as_logits
 
@@ -76,7 +76,7 @@ def trace(
     if facts.input == "uint8" and (facts.mean is None or facts.std is None):
         raise ExportError("mean and std are unknown, so the file cannot normalise images itself; use `input=normalised`")
     facts = facts.replace(batch=batch or 1)
-    model = Shipped(copy.deepcopy(student), facts).eval().requires_grad_(False)
+    model = Shipped(copied(student), facts).eval().requires_grad_(False)
     always: tuple[Axis, ...] = ("batch",) if batch is None else ()
     program, dynamic = _trace(model, facts, size, always, any_size)
     folded = fold_batch_norms(model, program) if fold else 0

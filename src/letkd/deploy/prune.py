@@ -1,6 +1,5 @@
 """Pruning: remove templates from a folded KD layer and refit the rest so that the layer's output hardly changes."""
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.errors import ExportError
 from letkd.layer.folded import FoldedKDLayer, per_length
+from letkd.modules import copied
 from letkd.progress import track
 from letkd.taps import Tap, Taps, replace_module
 
@@ -208,7 +208,7 @@ def _prune(
     student: nn.Module, batches: Iterable[Batch], choose: Callable[[Pruning], FoldedKDLayer]
 ) -> tuple[nn.Module, list[Pruned]]:
     """Prune layer by layer; each layer is observed after the layers before it are pruned."""
-    student = copy.deepcopy(student).eval()
+    student = copied(student).eval()
     paths, pruned = folded_layers(student), []
     if not paths:
         raise ExportError("the student has no KD layer, so there is nothing to prune; omit `prune=`")

@@ -1,6 +1,5 @@
 """Distiller: the loss of a student, a frozen teacher and methods."""
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from letkd.distiller.teacher_input import TeacherInput
 from letkd.distiller.weights import AutoWeights, Weight, check_weights, nothing_to_learn
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
 from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
+from letkd.modules import copied
 from letkd.progress import track
 from letkd.supervision.artefacts import Origin
 from letkd.supervision.labels import Labels
@@ -224,7 +224,7 @@ class Distiller(nn.Module):
             view.second = self._second(batch)
         terms = dict(own := self._own_terms(output, logits, batch))  # (3.2): L_CE
         for method in self._active:
-            terms |= method_terms(method, view)
+            terms |= method_terms(method, view, learning=self.checks and self.training and self.auto is None)
         weights = self.weights if self.auto is None else self.auto.weigh(self.weights, own, terms, student, checks=self.checks)
         # A term of weight 0 is left out, not multiplied by 0: parameters that only it depends on get no gradient and no decay.
         weighted = [weights.get(name, 1.0) * term for name, term in terms.items() if self.weights.get(name, 1.0)]
@@ -373,7 +373,7 @@ class Distiller(nn.Module):
 
     def export(self) -> nn.Module:
         """A copy of the student in eval mode, with the layers that methods added, without teacher, taps or gradients."""
-        student = copy.deepcopy(self.student)
+        student = copied(self.student)
         for method in self._methods():
             student = method.export(student)
         for parameter in student.parameters():

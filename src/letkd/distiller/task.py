@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from letkd.batch import Batch
@@ -38,8 +39,12 @@ def task_terms(task: Task, output: Any, batch: Batch, *, weights: Collection[str
     return {name: _scalar(term, "task") for name, term in terms.items()}
 
 
-def method_terms(method: Method, view: View) -> dict[str, Tensor]:
-    """The terms that a method returns: those of its `term_names()`, which have weights; unused ones may be missing."""
+def method_terms(method: Method, view: View, *, learning: bool) -> dict[str, Tensor]:
+    """The terms that a method returns: those of its `term_names()`, which have weights; unused ones may be missing.
+
+    Args:
+        learning: whether a term without a gradient is an error.
+    """
     names, terms = method.term_names(), method.terms(view)
     if not isinstance(terms, Mapping):
         raise LetkdError(
@@ -50,7 +55,14 @@ def method_terms(method: Method, view: View) -> dict[str, Tensor]:
             f"{method.name}: terms() returned {', '.join(map(repr, terms)) or 'no term'}, but term_names() names "
             f"{', '.join(map(repr, names))}, so the weight of {next(iter(wrong))!r} is unclear; use the same names in both"
         )
-    return {name: _scalar(term, f"method {method.name}") for name, term in terms.items()}
+    found = {name: _scalar(term, f"method {method.name}") for name, term in terms.items()}
+    constant = [name for name, term in found.items() if name not in view.unused and not term.requires_grad]
+    if constant and learning and torch.is_grad_enabled():
+        raise LetkdError(
+            f"the term {constant[0]!r} has no gradient: the student's features that it reads are frozen or detached; choose another tap, "
+            "or set its weight to 0 (with checkpointing, use_reentrant=False)"
+        )
+    return found
 
 
 def _scalar(loss: Any, who: str) -> Tensor:

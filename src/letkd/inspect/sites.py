@@ -16,6 +16,7 @@ from letkd.layer import CosineConv1x1, KDLayer
 from letkd.methods.per_pixel import PerPixelMethod
 from letkd.methods.quest_kd import QUEST
 from letkd.methods.site import Site
+from letkd.modules import in_eval_mode
 from letkd.supervision.base import Supervision
 from letkd.taps import Tap, Taps, run_once
 
@@ -141,16 +142,12 @@ class at_rest:
         self.module = module
 
     def __enter__(self) -> None:
-        self._modes = {module: module.training for module in self.module.modules()}
         device, _ = _device_and_dtype(self.module)
-        self._contexts = (torch.no_grad(), torch.autocast(device.type, enabled=False))
+        self._contexts = (torch.no_grad(), torch.autocast(device.type, enabled=False), in_eval_mode(self.module))
         for context in self._contexts:
             context.__enter__()
-        self.module.eval()
 
     def __exit__(self, *error: object) -> None:
-        for module, mode in self._modes.items():
-            module.training = mode
         for context in reversed(self._contexts):
             context.__exit__(None, None, None)
 

@@ -1,6 +1,5 @@
 """Folding: what is constant after training is computed once, not in every forward pass."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.export import ExportedProgram
 
 from letkd.functional import unit
 from letkd.layer.kd_layer import KDLayer
+from letkd.modules import copied
 from letkd.taps import replace_module
 from letkd.taps.fold_bn import fold_bn
 
@@ -95,7 +95,7 @@ def fold_layer(layer: KDLayer) -> FoldedKDLayer:
 
 def fold_student(student: nn.Module) -> nn.Module:
     """A copy of a student, in eval mode, with every `KDLayer` folded; layers with α = 0 have no effect and are removed."""
-    student = copy.deepcopy(student).eval()
+    student = copied(student).eval()
     for path, module in list(student.named_modules()):
         if isinstance(module, KDLayer):
             replace_module(student, path, fold_layer(module) if module.alpha else nn.Identity())

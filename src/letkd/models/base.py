@@ -176,6 +176,9 @@ def _import_file(path: Path) -> ModuleType:
     unique = f"letkd_own_model_{digest[:16]}"
     if unique in sys.modules:
         return sys.modules[unique]
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # as for `python file.py`: the file may import others next to it
     spec = importlib.util.spec_from_file_location(unique, path.resolve())
     if spec is None:
         raise LetkdError(f"{path} cannot be imported; name your own model as path/to/file.py:callable")

@@ -15,6 +15,7 @@ from letkd.distiller.finite import first_non_finite
 from letkd.distributed.processes import objects_of_all
 from letkd.errors import NonFiniteError, RunError
 from letkd.files import write_whole
+from letkd.modules import in_eval_mode
 from letkd.progress import track
 from letkd.runs.records import reason
 from letkd.taps import as_logits
@@ -148,14 +149,9 @@ def _logits_of(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch, on the model's device, with its logits in eval mode."""
     like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(0))
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with in_eval_mode(model):
         for item in track(loader, description):
             check_stop()
             batch = Batch.of(item, channels=channels_of(model)).to(like.device)
             if len(batch.y):  # a process's share may be empty if a batch has fewer images than there are processes
                 yield batch, as_logits(model(batch.x.to(like.dtype)), model).float()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from letkd.modules import copied
 from letkd.progress import say
 from letkd.taps.outputs import logits_in
 from letkd.taps.tap import Tap, Taps, replace_module, run_once
@@ -24,7 +25,7 @@ def fold_teacher(teacher: nn.Module, taps: Mapping[str, Tap], example: Tensor) -
     `torch.fx` shows what reads each output. If it cannot trace the network, or the copy's features differ, a message says so and the
     teacher itself is returned.
     """
-    folded = copy.deepcopy(teacher).eval()
+    folded = copied(teacher).eval()
     try:
         pairs = _pairs(folded)
     except Exception as error:  # a forward pass may fail in any way under a tracer
@@ -57,7 +58,8 @@ def fold_bn(model: nn.Module, conv_path: str, bn_path: str) -> bool:
     if max(names[conv], names[bn]) > 1 or bn.running_mean is None or bn.running_var is None:
         return False
     dtype = conv.weight.dtype
-    replace_module(model, conv_path, fuse_conv_bn_eval(conv.double(), bn.double()).to(dtype))
+    fused = fuse_conv_bn_eval(copy.deepcopy(conv).double(), copy.deepcopy(bn).double())  # parameters may be shared
+    replace_module(model, conv_path, fused.to(dtype))
     replace_module(model, bn_path, nn.Identity())
     return True
 

@@ -1,8 +1,7 @@
 """Taps: read features inside a model (`Taps`), insert a layer (`graft`) or replace a module (`replace_module`)."""
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from letkd.errors import LetkdError, TapError, nearest
+from letkd.modules import in_eval_mode, snapshot
 from letkd.taps.layouts import ChannelsLast, Layout, TokenFacts, Tokens, first_tensor, no_grid, through
 from letkd.taps.outputs import logits_of
 
@@ -127,8 +127,9 @@ class Taps:
     """Runs a model and returns its output together with the features at its taps.
 
     Hooks exist only while the model runs, so between calls the model is unchanged and can be copied, pickled and exported.
-    A module that runs twice in one forward pass, or not at all, is an error, because its output would be ambiguous. If a later module
-    overwrites the features in place (`ReLU(inplace=True)` after a BN), they are copied from then on.
+    A module that runs twice in one forward pass, or not at all, is an error, because its output would be ambiguous. Features that a
+    later module overwrites in place (`ReLU(inplace=True)` after a BN) are copied, and so is an input that the model itself overwrites
+    (`x -= mean`). The first call in each mode finds out, and runs the model again if features were overwritten.
 
     Tokens and channels-last maps are converted to maps [b d h w]; `layouts` contains their layouts by role, as of the last call.
     """
@@ -139,6 +140,8 @@ class Taps:
         self.taps = dict(taps)
         self._modules = {role: find_module(model, tap.path) for role, tap in self.taps.items()}
         self._overwritten: set[str] = set()
+        self._overwrites_input = False
+        self._seen: set[bool] = set()  # the modes, `model.training`, in which it is known what is overwritten
         self.layouts: dict[str, Layout] = {}
         self._facts = TokenFacts.of(model) if any(tap.layout == "tokens" for tap in self.taps.values()) else TokenFacts()
         self._shapes: dict[tuple[str, torch.Size], torch.Size] = {}
@@ -146,11 +149,25 @@ class Taps:
         self._among_tokens = any(_is_among_tokens(model, tap.path) for tap in self.taps.values())
 
     def __call__(self, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
-        output, features, versions = self._run(x)
-        overwritten = {role for role, f in features.items() if _version(f) != versions[role]}
-        if overwritten:
-            self._overwritten |= overwritten
-            output, features, _ = self._run(x)
+        first = self.model.training not in self._seen and not (
+            torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
+        )
+        restore = snapshot(self.model) if first else None
+        given = x.clone() if first or self._overwrites_input else x
+        version = _version(given)
+        output, features, overwritten = self._run(given)
+        if first:
+            self._seen.add(self.model.training)
+            self._overwrites_input |= _version(given) != version
+        elif given is x and _version(x) != version:
+            raise TapError(
+                f"{type(self.model).__name__} overwrites its input, but not in every pass; write x = x - mean, not x -= mean"
+            )
+        if new := overwritten - self._overwritten:
+            self._overwritten |= new
+            if restore is not None:
+                restore()
+            output, features, _ = self._run(x.clone() if self._overwrites_input else x)
         if not torch.compiler.is_compiling():
             self._check_shapes(x, features)
         for role, tap in self.taps.items():
@@ -193,13 +210,14 @@ class Taps:
         tap = self.taps[role]
         return f"tap {role!r}: the {tap.io} of module {tap.path!r} of {type(self.model).__name__}"
 
-    def _run(self, x: Tensor) -> tuple[Any, dict[str, Tensor], dict[str, int]]:
+    def _run(self, x: Tensor) -> tuple[Any, dict[str, Tensor], set[str]]:
+        """Output, features, and the roles whose features the model overwrote."""
         features: dict[str, Tensor] = {}
-        versions: dict[str, int] = {}
+        read: dict[str, tuple[Tensor, int]] = {}
         handles = []
         try:
             for role, tap in self.taps.items():
-                hook = _Reader(features, versions, role, tap, type(self.model).__name__, copy=role in self._overwritten)
+                hook = _Reader(features, read, role, tap, type(self.model).__name__, copy=role in self._overwritten)
                 module = self._modules[role]
                 # Inputs are read before the module runs, because it may overwrite them.
                 handles.append(
@@ -215,12 +233,14 @@ class Taps:
                     f"tap {role!r}: module {tap.path!r} of {type(self.model).__name__} did not run in its forward pass; "
                     "name a module that does (a ModuleList, for example, never runs itself)"
                 )
-        return output, features, versions
+        return output, features, {role for role, (f, version) in read.items() if _version(f) != version}
 
 
 class _Reader:
-    def __init__(self, features: dict[str, Tensor], versions: dict[str, int], role: str, tap: Tap, model: str, *, copy: bool):
-        self.features, self.versions, self.role, self.tap, self.model, self.copy = features, versions, role, tap, model, copy
+    def __init__(
+        self, features: dict[str, Tensor], read: dict[str, tuple[Tensor, int]], role: str, tap: Tap, model: str, *, copy: bool
+    ):
+        self.features, self.read, self.role, self.tap, self.model, self.copy = features, read, role, tap, model, copy
 
     def __call__(self, module: nn.Module, args: tuple, output: Any = None) -> None:
         value = output if self.tap.io == "output" else (args[0] if args else None)
@@ -232,8 +252,8 @@ class _Reader:
             raise TapError(
                 f"{where} was computed twice in one forward pass; name a module that runs once (`letkd taps` marks these)"
             )
-        self.features[self.role] = value = value.clone() if self.copy else value
-        self.versions[self.role] = _version(value)
+        self.read[self.role] = value, _version(value)
+        self.features[self.role] = value.clone() if self.copy else value
 
 
 def _version(f: Tensor) -> int:
@@ -332,7 +352,9 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> Replacemen
     old = find_module(model, path)
     parent, _, name = path.rpartition(".")
     places = [other for other, found in model.named_modules(remove_duplicate=False) if found is old]
-    if not name or len(places) > 1:
+    # A parent with several names is one place: its child is replaced under all of them.
+    hosts = {(id(model.get_submodule(at.rpartition(".")[0])), at.rpartition(".")[2]) for at in places}
+    if not name or len(hosts) > 1:
         what = "is the model itself" if not name else f"has several names ({', '.join(places)})"
         raise TapError(f"module {path!r} of {type(model).__name__} {what}, so it cannot be replaced; name another module")
     host = find_module(model, parent)
@@ -371,18 +393,6 @@ def run_once(taps: Taps, example: Tensor) -> tuple[Any, dict[str, Tensor]]:
         raise
     except (Exception, SystemExit) as error:
         raise TapError(_failed(taps.model, example, error)) from error
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Within `with`, all modules are in eval mode; afterwards each has its previous mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _failed(model: nn.Module, example: Tensor, error: BaseException) -> str:

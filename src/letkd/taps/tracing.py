@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from letkd.modules import in_eval_mode
 from letkd.taps.layouts import Layout, first_tensor, through
 from letkd.taps.outputs import logits_in
-from letkd.taps.tap import Taps, check_model, find_module, in_eval_mode, run_once
+from letkd.taps.tap import Taps, check_model, find_module, run_once
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,22 @@ def data_of(
     """
     facts = facts_from(read_header(path), path)
     images = images_for(path, facts, data=data, root=root, size=size)
-    if images.has_labels and images.num_classes != facts.num_classes:
-        raise DataError(
-            f"{path} has {facts.num_classes} classes and {images.name} {images.num_classes}; name the data it was trained on"
-        )
+    if images.has_labels:
+        must_be_the_same_classes(path, facts, images)
     return _normalised(images, mean or facts.mean, std or facts.std)
+
+
+def must_be_the_same_classes(path: Path, facts: Facts, images: Dataset) -> None:
+    """Raise if the data set has other classes than the student, or in another order."""
+    if facts.num_classes != images.num_classes:
+        raise DataError(
+            f"{path} has {facts.num_classes} classes and {images.name} has {images.num_classes}; name the data set it was trained on"
+        )
+    for own, other in zip(facts.classes, images.classes, strict=False):
+        if own != other:
+            raise DataError(
+                f"{path} has the class {own!r:.60} in place of {other!r:.60} in {images.name}; name the data set it was trained on"
+            )
 
 
 def must_have_labels(images: Dataset) -> None:

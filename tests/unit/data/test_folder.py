@@ -316,3 +316,29 @@ def test_a_worker_that_dies_is_a_sentence():
 def test_an_error_of_our_own_in_a_worker_keeps_its_kind():
     with pytest.raises(ZeroDivisionError):
         list(in_workers((1).__floordiv__, [1, 0], workers=1))
+
+
+@pytest.mark.parametrize("names", [("Train", "Test"), ("train", "valid"), ("train", "Validation"), ("training",)])
+def test_folders_that_look_like_splits_are_no_classes(names, tmp_path):
+    for name in names:
+        a_tree(tmp_path / name, {"ant": 4, "bee": 4})
+    with pytest.raises(DataError, match="which looks like a split; splits are named train, val and test: rename it"):
+        load_data("folder", root=tmp_path, val=0.0, size=16)
+
+
+def test_what_is_no_split_or_the_only_class_is_told(parts, tmp_path, said):
+    a_tree(parts / "extra", {"ant": 1})
+    assert load_data("folder", root=parts, val=0.0, size=16).classes == ("ant", "bee")
+    assert "'extra' ignored: only train, val and test are read" in said()
+    a_tree(tmp_path / "wrapped" / "pictures", {"ant": 4, "bee": 4})
+    assert load_data("folder", root=tmp_path / "wrapped", val=0.0, size=16).classes == ("pictures",)
+    assert "has only one class, 'pictures'; name the folder that contains the folders of the classes" in said()
+    a_tree(tmp_path / "verbs", {"ant": 4, "test": 4})
+    assert load_data("folder", root=tmp_path / "verbs", val=0.0, size=16).classes == ("ant", "test")
+
+
+def test_a_linked_folder_within_a_class_is_counted_as_passed_over(tree, tmp_path):
+    a_tree(tmp_path / "more", {"other": 3})
+    (tree / "ant" / "linked").symlink_to(tmp_path / "more" / "other")
+    (part,) = check_data("folder", tree)
+    assert part.ignored == 1

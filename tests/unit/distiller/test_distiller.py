@@ -15,11 +15,14 @@ from letkd.distiller import Distiller, Step
 from letkd.errors import DataError, LetkdError, NotFittedError, TapError
 from letkd.functional import pixel_kl
 from letkd.inspect.health import health
-from letkd.methods import KD, QUEST, SRD, VID, FitNet, LetKD, ReviewKD, Site, letkd1, letkd2, quest
+from letkd.layer.folded import fold_student
+from letkd.methods import AT, KD, QUEST, SRD, VID, FitNet, LetKD, ReviewKD, Site, letkd1, letkd2, quest
 from letkd.methods.kd import kd_loss
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap, Taps
 from tests.support.pair import SIZE, TAPS, a_distiller, a_stream, a_student, a_teacher, images, same_state, steps
+
+ANY = {"example": torch.zeros(1, 3, *SIZE)}
 
 
 def test_without_a_teacher_it_is_plain_cross_entropy():
@@ -68,6 +71,48 @@ def test_terms_without_a_weight_or_a_sum_are_refused(terms, match, monkeypatch):
     monkeypatch.setattr(WarmKD, "terms", lambda self, view: terms)
     with pytest.raises(LetkdError, match=match):
         a_distiller(WarmKD(), weights={"ce": 0.0})(a_stream()[0])
+
+
+@pytest.mark.parametrize("way", ["frozen", "checkpointed"])
+def test_a_term_that_trains_nothing_is_refused(way):
+    student = a_student()
+    if way == "frozen":
+        student.first.requires_grad_(False)
+        student.last.requires_grad_(False)
+    else:
+        last = student.last.forward
+        student.last.forward = lambda x: checkpoint(last, x, use_reentrant=True)
+        student.first.requires_grad_(False)
+    distiller = Distiller(
+        student, a_teacher(), AT(), student_taps={"stage1": "last.1"}, teacher_taps={"stage1": "last.1"}, **ANY
+    )
+    with pytest.raises(LetkdError, match="the term 'at' has no gradient: the student's features that it reads are frozen or"):
+        distiller(a_stream()[0])
+    with torch.no_grad():
+        distiller(a_stream()[0])
+    distiller.eval()(a_stream()[0])
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+def test_a_student_whose_weights_are_computed_in_hooks_is_exported(wrap):
+    student = a_student()
+    wrap(student.first[0])
+    distiller = Distiller(student, a_teacher(), letkd1(K=4), student_taps=TAPS, teacher_taps=TAPS, **ANY).fit(a_stream())
+    distiller(a_stream()[0]).loss.backward()
+    x = images(4)[0]
+    shipped = fold_student(distiller.export())
+    torch.testing.assert_close(shipped(x), distiller.student.eval()(x))
+
+
+def test_a_layer_under_two_names_is_folded():
+    student = a_student()
+    student.alias = nn.Sequential(student.first, student.last)
+    distiller = Distiller(student, a_teacher(), letkd1(K=4), student_taps=TAPS, teacher_taps=TAPS, **ANY).fit(a_stream())
+    x = images(4)[0]
+    shipped = fold_student(distiller.export())
+    assert not any(isinstance(module, KDLayer) for module in shipped.modules())
+    torch.testing.assert_close(shipped(x), distiller.student.eval()(x))
 
 
 def test_a_student_or_teacher_may_answer_with_an_object():
@@ -133,10 +178,10 @@ def test_methods_combine_as_a_list():
 
 def test_teacher_and_student_see_the_same_batch():
     seen = {}
-    distiller = a_distiller(KD())
+    distiller, batch = a_distiller(KD()), a_stream()[0]
+    distiller(batch)  # with copies, to see whether they are overwritten
     for who, model in (("student", distiller.student), ("teacher", distiller.teacher)):
         model.register_forward_pre_hook(lambda _, args, who=who: seen.setdefault(who, args[0]))
-    batch = a_stream()[0]
     distiller(batch)
     assert seen["student"] is seen["teacher"] is batch.x
 

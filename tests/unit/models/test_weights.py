@@ -388,3 +388,13 @@ def test_what_a_training_script_saves_beside_its_weights_is_no_nest(tmp_path):
     for zipped in (True, False):
         torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
         assert read_state_dict(tmp_path / "w.pth").keys() == model.state_dict().keys()
+
+
+def test_buffers_that_are_not_saved_count(tmp_path):
+    def with_shift(value: float) -> nn.Module:
+        model = tiny(1)
+        model.register_buffer("shift", torch.tensor(value), persistent=False)
+        return model
+
+    assert len({fingerprint(tiny(1)), fingerprint(with_shift(1.0)), fingerprint(with_shift(-1.0))}) == 3
+    assert fingerprint(with_shift(1.0)) == fingerprint(with_shift(1.0))

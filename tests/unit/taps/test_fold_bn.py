@@ -96,3 +96,18 @@ def test_a_convolution_with_two_names_and_a_bn_without_statistics_stay():
     teacher.alias = nn.ModuleList([teacher.last[0].conv])
     teacher.last[1].bn = nn.BatchNorm2d(10, track_running_stats=False).eval()
     assert norms(fold_teacher(teacher, {}, EXAMPLE)) == {"last.0.bn", "last.1.bn"}
+
+
+@pytest.mark.parametrize("shared", ["weight", "bias", "beta"])
+def test_parameters_that_others_share_keep_their_type(shared):
+    conv, bn = (lambda: nn.Conv2d(3, 3, 1)), (lambda: nn.BatchNorm2d(3))
+    teacher = nn.Sequential(conv(), bn(), conv(), nn.ReLU(), bn(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    if shared == "beta":
+        teacher[4].bias = teacher[1].bias
+    else:
+        setattr(teacher[2], shared, getattr(teacher[0], shared))
+    folded = fold_teacher(teacher, {}, EXAMPLE)
+    assert norms(folded) == {"4"}
+    assert {tensor.dtype for tensor in folded.parameters()} == {torch.float32}
+    x = images(6)[0]
+    torch.testing.assert_close(folded(x), teacher(x))

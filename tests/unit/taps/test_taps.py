@@ -438,3 +438,69 @@ def test_trace_says_what_every_module_gave_and_how_often():
     done = sorted((item for item in ran.values() if item.shapes), key=lambda item: item.order)
     assert [item.path for item in done] == ["conv", "blocks.0", "pair", "named", ""]
     assert hooks(odd) == 0
+
+
+class Centred(nn.Module):
+    """Overwrites its input, as networks that normalise it themselves may do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        x -= 0.5
+        return self.conv(x).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_images_stay_as_they_are_if_a_model_overwrites_its_input(train):
+    model, x = Centred().train(train), torch.rand(2, 3, 8, 8)
+    before, expected = x.clone(), model(x.clone())
+    taps = Taps(model, {"map": Tap("conv")})
+    for _ in range(3):
+        assert torch.equal(taps(x)[0], expected)
+        assert torch.equal(x, before)
+
+
+def test_what_is_overwritten_in_training_alone_costs_a_pass_that_is_undone():
+    """Otherwise BN would count the batch twice, and dropout would draw twice: a resumed run would differ."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5, inplace=True))
+    taps, x = Taps(model, {"bn": Tap("1")}), torch.randn(2, 3, 8, 8)
+    model.eval()
+    taps(x)
+    model.train()
+    twin = copy.deepcopy(model)
+    for steps in (1, 2):
+        torch.manual_seed(steps)
+        expected = twin(x)
+        torch.manual_seed(steps)
+        output, seen = taps(x)
+        assert model[1].num_batches_tracked == steps
+        assert torch.equal(output, expected)
+        assert same_state(model.state_dict(), twin.state_dict())
+        assert (seen["bn"] == 0).sum() == 0
+
+
+class Merging(nn.Linear):
+    """Merges in eval mode and splits in training mode, like layers of LoRA."""
+
+    merged = False
+
+    def train(self, mode=True):
+        self.merged = not mode
+        return super().train(mode)
+
+
+def test_modes_are_restored_by_the_modules_own_train():
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            return self.get_submodule("0").eval() and self
+
+    model = Frozen(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12)), Merging(12, 3))
+    model.train()
+    model.get_submodule("0.1").train()
+    probe(model, {"x": Tap("1", io="input")}, torch.randn(2, 3, 2, 2))
+    assert not model.get_submodule("1").merged
+    modes = {path: module.training for path, module in model.named_modules()}
+    assert modes == {"": True, "0": False, "0.0": False, "0.1": True, "1": True}
