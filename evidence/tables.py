@@ -64,7 +64,7 @@ QUESTIONS = (  # question, row, reference: what each control answers
     ("Does KD help letKD-1?", "letkd-1-kd", "letkd-1"),
     ("Does letKD-1 help KD?", "letkd-1-kd", "kd"),
     ("Does letKD-2 help KD?", "letkd-2-kd", "kd"),
-    ("Are letKD-2 and KD more than longer training?", "letkd-2-kd", "ce-longer"),
+    ("Are letKD-2 and KD more than longer training?", "letkd-2-kd", "ce-longer-2"),
 )
 PANELS = {  # of the figure of sweeps: per line the row in the middle, its value, and how the names of the other rows begin
     "α": {"letKD-1": ("letkd-1", 1.0, "alpha-")},

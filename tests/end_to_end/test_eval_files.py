@@ -11,6 +11,7 @@ from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.training.loop import train
 from tests.support.runs import SMALL, made_once
+from tests.support.trees import a_tree
 
 DEFAULT = "split of digits is the data set's default one, not that of a run; the network may have been trained on these images"
 
@@ -56,3 +57,11 @@ def test_a_network_with_weights_has_the_default_splits_which_is_told(letkd, run)
     code, _, err = letkd(*words)
     assert code == 0, err
     assert f"the val {DEFAULT}" in err
+
+
+@pytest.mark.parametrize("name", ["student.onnx", "student.safetensors"])
+def test_images_whose_classes_are_in_another_order_are_refused(letkd, run, tmp_path, name):
+    a_tree(tmp_path / "tree", {f"class {k}": 2 for k in range(10)})
+    code, out, err = letkd("eval", run / name, "--data", "folder", "--root", "tree")
+    assert (code, out) == (2, "")
+    assert f"{name} has the class '0' in place of 'class 0' in folder; name the data set it was trained on" in err.splitlines()[-1]
