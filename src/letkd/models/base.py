@@ -176,14 +176,14 @@ def _import_file(path: Path) -> ModuleType:
     unique = f"letkd_own_model_{digest[:16]}"
     if unique in sys.modules:
         return sys.modules[unique]
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # as for `python file.py`: the file may import others next to it
     spec = importlib.util.spec_from_file_location(unique, path.resolve())
     if spec is None:
         raise LetkdError(f"{path} cannot be imported; name your own model as path/to/file.py:callable")
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
+    folder = str(path.resolve().parent)
+    added = folder not in sys.path
+    sys.path += [folder] * added  # the file may import others next to it, as with `python file.py`
     try:
         # Compiled here and not by the spec's loader, whose cached bytecode can be older than the source.
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
@@ -192,4 +192,7 @@ def _import_file(path: Path) -> ModuleType:
         if not isinstance(error, Exception | SystemExit):
             raise
         raise LetkdError(f"importing {path} failed with {reason(error)}") from error
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
     return module

@@ -278,13 +278,13 @@ def test_registered_function_is_found_and_stays_itself(monkeypatch):
     assert create_model("fresh_net", num_classes=3).out_features == 3
 
 
-def test_a_file_imports_others_next_to_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_a_file_imports_others_next_to_it(tmp_path):
     (tmp_path / "own_blocks_of_a_test.py").write_text("from torch import nn\nhead = nn.Linear\n")
     (tmp_path / "model.py").write_text(
         "from own_blocks_of_a_test import head\ndef net(num_classes):\n    return head(4, num_classes)\n"
     )
     try:
         assert create_model(f"{tmp_path}/model.py:net", num_classes=3)(torch.zeros(1, 4)).shape == (1, 3)
+        assert str(tmp_path) not in sys.path
     finally:
         sys.modules.pop("own_blocks_of_a_test", None)
