@@ -64,4 +64,6 @@ def test_images_whose_classes_are_in_another_order_are_refused(letkd, run, tmp_p
     a_tree(tmp_path / "tree", {f"class {k}": 2 for k in range(10)})
     code, out, err = letkd("eval", run / name, "--data", "folder", "--root", "tree")
     assert (code, out) == (2, "")
-    assert f"{name} has the class '0' in place of 'class 0' in folder; name the data set it was trained on" in err.splitlines()[-1]
+    assert (
+        f"{name} has the class '0' in place of 'class 0' in folder; name the data set it was trained on" in err.splitlines()[-1]
+    )
