@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from letkd.data.base import Dataset, Reading, register_data, stratified
-from letkd.data.listing import Listing, as_splits, list_classes
+from letkd.data.listing import Listing, as_splits, folder_names, list_classes
 from letkd.data.pictures import printable
 from letkd.errors import DataError
 from letkd.progress import say
@@ -31,9 +31,9 @@ def need_folder(name: str, root: Path | None, what: str) -> Path:
 
 def list_tree(root: Path) -> dict[str, Listing]:
     """The parts of a tree: its sub-folders `train`, `val` and `test`; without a `train` folder, the whole tree as `train`."""
-    names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = folder_names(root)
     alike = [name for name in names if name not in SPLITS and name.casefold() in SPLITS_ELSEWHERE]
-    whole = not (root / "train").is_dir()
+    whole = "train" not in names
     if alike and (not whole or names == alike or len(alike) > 1):
         raise DataError(
             f"{printable(root)} has the folder {alike[0]!r}, which looks like a split; splits are named train, val and test: rename it"
@@ -44,7 +44,7 @@ def list_tree(root: Path) -> dict[str, Listing]:
         say(
             f"{printable(root)}: {', '.join(map(repr, others[:3]))}{' …' * (len(others) > 3)} ignored: only train, val and test are read"
         )
-    parts = {part: list_classes(root, root / part) for part in SPLITS if (root / part).is_dir()}
+    parts = {part: list_classes(root, root / part) for part in SPLITS if part in names}
     if "test" not in parts and "val" in parts:
         parts["test"] = parts.pop("val")
         say(f"{printable(root)}: no test folder, so val is used as the test split, as for ImageNet")

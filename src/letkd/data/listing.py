@@ -101,6 +101,11 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
     return False
 
 
+def folder_names(folder: Path) -> list[str]:
+    """Names of the sub-folders, also of linked ones, sorted."""
+    return sorted(entry.name for entry in _entries(folder) if _leads_to_folder(entry))
+
+
 def files_below(folder: Path) -> Iterator[tuple[bytes, int]]:
     """Files and their sizes, at any depth; a broken link counts as a file of size 0, so that reading it raises an error."""
     for entry in _entries(folder):
