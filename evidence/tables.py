@@ -290,7 +290,9 @@ def fractions_text(folder: Path = DATA) -> str:
         lines.append([Cell(text) for text in cells])
     columns = ["row", *(text for label in LABELS.values() for text in (f"validation %, {label} labels", head("CE")))]
     seeds = _range({choice.seed for choice in choices})
-    note = f"{NOTE.replace('test accuracy', 'validation accuracy')} Last epoch, seeds {seeds}."
+    note = (
+        f"{NOTE.replace('test accuracy', 'validation accuracy')} Last epoch, {'seed' if seeds.isdigit() else 'seeds'} {seeds}."
+    )
     table = Grid("CIFAR-10, ResNet-56 → ResNet-8: labels for a part of the images", columns, lines, [note])
     return f"{as_markdown(table)}\nRuns: [{FRACTIONS}.csv](evidence/{FRACTIONS}.csv)\n"
 
