@@ -10,8 +10,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from letkd.modules import copied
 from letkd.progress import say
+from letkd.taps.grafts import replace_module
 from letkd.taps.outputs import logits_in
-from letkd.taps.tap import Tap, Taps, replace_module, run_once
+from letkd.taps.tap import Tap, Taps, run_once
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from letkd.modules import in_eval_mode
+from letkd.taps.grafts import check_model, find_module
 from letkd.taps.layouts import Layout, first_tensor, through
 from letkd.taps.outputs import logits_in
-from letkd.taps.tap import Taps, check_model, find_module, run_once
+from letkd.taps.tap import Taps, run_once
 
 
 @dataclass(frozen=True)
