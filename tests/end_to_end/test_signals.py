@@ -179,6 +179,24 @@ def test_a_stop_that_another_library_turned_into_an_error_is_a_stop(train, monke
     assert (code, err) == (75, "letkd: stopped; run the same command again to resume\n")
 
 
+def test_a_comparison_stops_if_the_row_that_was_asked_to_stop_fails(letkd, teacher, monkeypatch, tmp_path):
+    real, calls = loop.Steps.take, []
+
+    def asked_then_fails(learner, *args, **options):
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError("this row fails")
+        return real(learner, *args, **options)
+
+    monkeypatch.setattr(loop.Steps, "take", asked_then_fails)
+    settings = words(*(text for text in SMALL if not text.startswith("methods")))
+    arguments = ["compare", "digits/tiny", "--methods", "ce,kd", "--trials", 1, *settings, "--teacher-weights", teacher]
+    assert letkd(*arguments, "--out", tmp_path / "rows")[0] == 75
+    assert len(calls) <= 2  # the second row stops after one step at most
+    assert letkd(*arguments, "--out", tmp_path / "rows")[0] == 0
+
+
 def start(*arguments, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "letkd", *map(str, arguments)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)

@@ -16,9 +16,10 @@ STOPPED = "stopped; run the same command again to resume"
 
 
 class StopRequest:
-    """Whether a stop was requested."""
+    """Whether a stop was requested, and whether a training loop was asked to stop and may have ended otherwise."""
 
     asked = False
+    asked_in_loop = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
@@ -52,9 +53,12 @@ def immediate_stop() -> Iterator[StopRequest]:
 
 @contextmanager
 def polite_stop() -> Iterator[StopRequest]:
-    """Inside `with`, a signal only sets the request. Outside the main thread no handler is installed."""
+    """Inside `with`, a signal only sets the request. Outside the main thread no handler is installed.
+
+    If a run fails or ends after the signal, the next training loop of the command stops after one step.
+    """
     request = StopRequest()
-    request.asked = _command is not None and _command.asked
+    request.asked = _command is not None and (_command.asked or _command.asked_in_loop)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -64,3 +68,5 @@ def polite_stop() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if _command is not None:
+            _command.asked_in_loop |= request.asked
