@@ -13,7 +13,7 @@ from tests.support.runs import made_once
 
 hub = pytest.importorskip("huggingface_hub")
 
-SMALL = ["data.fraction=0.3", "data.batch_size=16", "train.epochs=2", "student.model=resnet8_tiny"]
+SMALL = ["data.fraction=0.3", "data.batch_size=16", "train.epochs=4", "student.model=resnet8_tiny"]
 LAYER = ["teacher.model=resnet8_tiny", "methods.letkd.sites.penultimate.supervision.K=16", "train.ema=0.99"]
 
 
