@@ -231,11 +231,10 @@ def sweeps_text(folder: Path = DATA) -> str:
     choices = read_choices(folder, SWEEPS)
     if not choices:
         return f"{UNFINISHED}\n"
-    groups, by_seed = by_row(choices), accuracies(choices, "val")
+    groups, by_seed, titles = by_row(choices), accuracies(choices, "val"), rows_of(SWEEPS)
     lines = []
-    for row, title in rows_of(SWEEPS).items():
-        group = groups.get(row, [])
-        cells = [title, mean_std([choice.val for choice in group]), str(len(group)), _difference(by_seed, row, "letkd-1")]
+    for row, group in groups.items():
+        cells = [titles[row], mean_std([choice.val for choice in group]), str(len(group)), _difference(by_seed, row, "letkd-1")]
         cells += [_mean([getattr(choice, name) for choice in group]) for name in ("perplexity", "matches", "added")]
         lines.append([Cell(text) for text in cells])
     note = (
@@ -246,7 +245,9 @@ def sweeps_text(folder: Path = DATA) -> str:
     columns = ["row", "validation %, last epoch", "n", head("letKD-1"), "labels", "templates", "α‖x'‖ / ‖x‖"]
     table = Grid("CIFAR-10, 4,500 images, ResNet-56 → ResNet-8: settings of letKD-1", columns, lines, [note])
     figure = f"![Validation accuracy over α, λ, labels per pixel and K](evidence/{SWEEPS}.svg)"
-    return f"{figure}\n\nOrange: letKD-1.\n\n{as_markdown(table)}\nRuns: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
+    left = [title for row, title in titles.items() if row not in groups]
+    more = f"Not trained yet: {'; '.join(left)}.\n\n" if left else ""
+    return f"{figure}\n\nOrange: letKD-1.\n\n{as_markdown(table)}\n{more}Runs: [{SWEEPS}.csv](evidence/{SWEEPS}.csv)\n"
 
 
 def sweep_panels(choices: Sequence[Choice]) -> dict[str, list[Line]]:

@@ -324,7 +324,7 @@ def test_unfinished_runs_are_refused_with_the_way_on(letkd, run_folder, tmp_path
         ("{tmp}/plain.safetensors", [], "is not a student file"),
         ("{run}", ["--out", "s.bin"], "the file name must end in .onnx for onnx"),
         ("{run}", ["--int8", "--to", "torch-export"], "INT8 is for ONNX files, not for torch-export"),
-        ("{run}", ["--prune", "most"], "--prune most: use never, auto, or the number of templates"),
+        ("{run}", ["--prune", "most"], "--prune most: use unused, auto, or the number of templates"),
         ("{run}", ["--to", "safetensors", "--input", "uint8"], "cannot normalise images"),
         ("{run}", ["--to", "safetensors", "--out", "{run}/student.safetensors"], "is the student's own file"),
         ("{run}", ["--to", "torch-export", "--opset", "18"], "--opset 18 is for ONNX files, not for torch-export"),

@@ -37,7 +37,7 @@ def test_int8_is_calibrated_without_labels(letkd, run, named):
     assert "accuracy" not in out
 
 
-@pytest.mark.parametrize("prune", ["never", "2"])
+@pytest.mark.parametrize("prune", ["unused", "2"])
 def test_pruning_needs_no_labels_unless_it_measures(letkd, run, prune):
     code, out, err = letkd("export", run, "--to", "safetensors", "--prune", prune, "--out", "s.safetensors")
     assert (code, err) == (0, "")
@@ -50,7 +50,7 @@ def test_pruning_needs_no_labels_unless_it_measures(letkd, run, prune):
 def test_what_needs_labels_says_so(letkd, run):
     code, out, err = letkd("export", run, "--to", "onnx", "--prune", "auto", "--out", "s.onnx")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--prune auto needs labels to measure the accuracy, and images has none; use --prune never or a number" in err
+    assert "--prune auto needs labels to measure the accuracy, and images has none; use --prune unused or a number" in err
     assert letkd("export", run, "--to", "onnx", "--out", "s.onnx")[0] == 0
     images = ["--data", "images", "--root", run.parent / "pictures"]
     for words in (

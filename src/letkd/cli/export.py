@@ -35,8 +35,8 @@ def export(
     prune: Annotated[
         str | None,
         typer.Option(
-            metavar="never|auto|K",
-            help="Remove templates from the KD layers: those that never fire, as many as --tolerance allows, or all but K.",
+            metavar="unused|auto|K",
+            help="Remove templates from the KD layers; unused: those that never fire; auto: as many as --tolerance allows; K: all but K.",
             show_default=False,
         ),
     ] = None,

@@ -153,7 +153,7 @@ class Pruning:
         return self.firing() if len(order) <= K else prune_layer(self.layer, order[:K].sort().values, self.use.pixels)
 
 
-def prune_never(student: nn.Module, batches: Iterable[Batch]) -> tuple[nn.Module, list[Pruned]]:
+def prune_unused(student: nn.Module, batches: Iterable[Batch]) -> tuple[nn.Module, list[Pruned]]:
     """Remove the templates that never fire on these images; on them, the student's output changes only by rounding."""
     return _prune(student, batches, Pruning.firing)
 

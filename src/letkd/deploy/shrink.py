@@ -9,7 +9,7 @@ from torch import nn
 from letkd.data import AnySplit, Dataset, Loader
 from letkd.data.base import stratified
 from letkd.data.loader import eval_batch
-from letkd.deploy.prune import Pruned, prune_auto, prune_never, prune_to
+from letkd.deploy.prune import Pruned, prune_auto, prune_to, prune_unused
 from letkd.deploy.source import PRUNED, Measured, Source
 from letkd.deploy.speed import interleaved
 from letkd.errors import ExportError
@@ -39,7 +39,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     """Fold a student and prune its KD layers.
 
     Args:
-        ask: `never` removes the templates that never fire on the training images; `auto` keeps the fewest within the tolerance; a
+        ask: `unused` removes the templates that never fire on the training images; `auto` keeps the fewest within the tolerance; a
             number keeps that many in every layer.
         tolerance: percentage points of validation accuracy that `auto` may lose.
 
@@ -50,8 +50,8 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     data = source.data
     if ask == "auto" and not data.has_labels:
         raise ExportError(
-            f"`prune=auto` needs labels to measure the accuracy, and {data.name} has none; use `prune=never` or a number, or name labelled "
-            "images with `data=` and `root=`"
+            f"`prune=auto` needs labels to measure the accuracy, and {data.name} has none; use `prune=unused` or a number, or name "
+            "labelled images with `data=` and `root=`"
         )
     train, validation, name = hold_out(data) if data.has_labels else (data.train, data.val, "")
     loader = partial(Loader, batch_size=eval_batch(data.image_size), mean=data.mean, std=data.std)
@@ -59,7 +59,7 @@ def shrink(source: Source, ask: str, *, tolerance: float = 0.1) -> tuple[Source,
     def accuracy(student: nn.Module, split: AnySplit = validation) -> float:
         return evaluate(student, loader(split), description="accuracy").top1
 
-    ways: dict[str, Callable] = {"never": prune_never, "auto": partial(prune_auto, accuracy=accuracy, tolerance=tolerance)}
+    ways: dict[str, Callable] = {"unused": prune_unused, "auto": partial(prune_auto, accuracy=accuracy, tolerance=tolerance)}
     if ask not in ways and not ask.isdecimal():
         raise ExportError(f"`prune={ask}`: use {', '.join(ways)}, or the number of templates to keep per layer")
     prune = ways[ask] if ask in ways else partial(prune_to, K=int(ask))

@@ -349,7 +349,7 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
     if not teacher.has_logits:
         raise UnsupportedPair(
             f"{readers} reads the teacher's logits, and {type(teacher.model).__name__} has no classifier; use a teacher that has one, or "
-            "a method that reads only features (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+            "a method that reads only features (letkd-1, letkd-2, quest, fitnet, at, ab, fsp, sp, vid, crd, reviewkd)"
         )
     if student.num_classes != teacher.num_classes:
         raise UnsupportedPair(

@@ -17,9 +17,13 @@ Generated from the schema by `python -m letkd.recipes.reference > docs/recipe.md
 A recipe is a TOML file. The file of a pair, or your own, only needs the keys that differ from the base. "Default" is the value of a
 key that is not set; a dash means no default. On the command line, `--set KEY=VALUE` sets any key, as in `--set optim.lr=0.01`; a key that
 only one table has may be given without it (`--set epochs=20`). `letkd show CELL` prints a complete recipe and the source of each value.
+
+A file of your own can also name a preset (`preset = "fast"`, [Training](training.md)) and define rows (`[rows.NAME]`,
+[Experiments at scale](experiments.md)).
 """
 NESTED = {
-    "methods": "See [Methods](methods.md) for the settings of each method.",
+    "methods": "Settings: the arguments of the classes on [Python](api.md): `letkd.methods`, `letkd.Site` under "
+    "`methods.NAME.sites.ROLE`, and the supervision classes under `….supervision`, whose `kind` is `kmeans`, `subclass` or `conv3x3`.",
     "weights": "Terms are named in [Methods](methods.md).",
 }
 

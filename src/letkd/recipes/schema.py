@@ -43,7 +43,9 @@ class _Table(BaseModel):
 class Data(_Table):
     """Images, splits and augmentation."""
 
-    name: str = Field(description="the data set: cifar100, cifar10, tiny-imagenet, imagenet, folder, digits, or a plugin's")
+    name: str = Field(
+        description="the data set: cifar100, cifar10, tiny-imagenet, imagenet, folder, images (no labels), digits, or a plugin's"
+    )
     root: str | None = Field(default=None, description="folder of its files; digits needs none")
     val: float = Field(ge=0, lt=1, description="share of the training images of every class held out for validation")
     fraction: float = Field(gt=0, le=1, description="share of the remaining training images to use")
@@ -166,7 +168,7 @@ class Train(_Table):
     seed: int = Field(
         ge=0,
         lt=2**32,
-        description="for initial weights, order of images and augmentations; trials use consecutive seeds from it on",
+        description="for initial weights, order of images and augmentations; trials use this seed and the following ones",
     )
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "auto"] = Field(
         description="of the training steps, as named in Lightning Fabric; auto: bf16-mixed if the device has bf16 arithmetic"

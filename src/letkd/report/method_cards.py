@@ -25,6 +25,14 @@ HEAD = f"""# Methods
 losses as formulae, then every row of the tables, including newer methods, with what it reads and its defaults. "Adds at inference"
 is the number of parameters that the exported student has in addition to the plain one, for {{teacher}} → {{student}} with 100 classes.
 
+Roles (`penultimate`, `stage1`, …) are places in a network, see the [glossary](architecture.md#glossary); a site is a role with labels per
+pixel. "(2)": at two layers. "-LS": standardised logits. "sharp": the KD layer starts with a threshold. The rows `letkd-2-00` to
+`letkd-inter-1` are the paper's ablations. To start: `kd` and `letkd-1-sharp`, with `--preset fast`.
+
+| `--method` | row | reads from the teacher | adds at inference |
+| --- | --- | --- | ---: |
+{{overview}}
+
 ## Formulae
 
 S is the student, T the teacher; b is the number of images, C of classes, d of channels, n of pixels. CE is the cross-entropy with
@@ -93,7 +101,7 @@ def _on_the_pair(recipe: Recipe) -> tuple[str, str]:
 
 
 def _defaults(recipe: Recipe) -> str:
-    values = [f"{'.'.join(path)}={_short(value)}" for path, value in leaves(recipe.methods)]
+    values = [f"methods.{'.'.join(path)}={_short(value)}" for path, value in leaves(recipe.methods) if value != {}]
     values += [f"weight of {name} {weight:g}" for name, weight in recipe.weights.items()]
     values += [
         f"first {phase.epochs} epochs with {', '.join(f'{k} {v:g}' for k, v in phase.weights.items())}"
@@ -119,11 +127,13 @@ def formula(function: Callable[..., Any]) -> str:
 
 def as_markdown() -> str:
     """The page docs/methods.md."""
-    text = HEAD.format(teacher=PAIR[0], student=PAIR[1])
+    every = list(cards())
+    overview = "\n".join(f"| `{item.name}` | {item.title} | {item.reads} | {item.adds} |" for item in every)
+    text = HEAD.format(teacher=PAIR[0], student=PAIR[1], overview=overview)
     text += "\n### Labels p_T of QUEST and LetKD\n\n" + "\n".join(formula(function) for function in LABELS)
     for cls in METHODS.values():
         text += f"\n### Loss of {cls.__name__}\n\n" + "\n".join(formula(function) for function in cls.formulae)
-    for item in cards():
+    for item in every:
         text += f"\n## {item.title}\n\n`--method {item.name}`\n\n"
         links = ", ".join(f"[{name}](#loss-of-{name.lower()})" for name in item.formulae) or "CE alone"
         text += f"- Paper: {item.papers}\n- Loss: {item.loss}\n- Formula: {links}\n- Reads from the teacher: {item.reads}\n"

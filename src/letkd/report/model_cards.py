@@ -47,15 +47,16 @@ These names give only the architecture, and nothing is downloaded. Weights are g
 | `--teacher-weights own` | the callable loads its own weights; with `transformers:FOLDER`, those in the folder |
 | `--student-weights FILE` | initial weights; a classifier for other classes is reported, skipped and trained from scratch |
 
-transformers loads such a folder itself, because names on disk differ from those in memory. Code in the folder is not run.
+Such a folder is loaded by the transformers library, because parameter names in its files can differ from those of the module. Code in the
+folder is not run.
 
 A teacher gets images preprocessed as in its training. letkd's own files, timm's `pretrained_cfg` and a folder's
 `preprocessor_config.json` and `config.json` contain mean, std, size and class names. Differences from the data are applied and
 reported: images are re-normalised and resized for the teacher (in training, fits and the cache), and its logits are reordered to the
 data's classes, by name. A timm transformer is prepared for the size of its images, as teacher and as student: its position embedding is
-interpolated. Methods that read the teacher's logits (`kd`, `dkd`, `simkd`) refuse a teacher with other classes; the other
-methods read only features. `teacher.mean`, `teacher.std`, `teacher.size` and `teacher.classes` in a recipe take precedence. In
-Python, use `Distiller(teacher_input=letkd.TeacherInput(…))`.
+interpolated. Methods that read the teacher's logits (`kd`, `dkd`, `simkd`, `dist`, `mlkd`, and rows that contain one of them, such as
+`srd` and `tdd`) refuse a teacher with other classes. All other methods read only features. `teacher.mean`, `teacher.std`, `teacher.size`
+and `teacher.classes` in a recipe take precedence. In Python, use `Distiller(teacher_input=letkd.TeacherInput(…))`.
 
 `letkd taps MODEL` shows the output of every module and proposes `penultimate`, `intermediate`, `stage1` … `stage4` and `pooled`:
 modules whose outputs depend on the image and reach the logits. `letkd train` and `letkd compare` use these by default. `--tap

@@ -157,6 +157,8 @@ def _missing_message(what: Path, student: str | None) -> str:
     if name in list_models() or ":" in name:
         return f"{name} is a network without weights; name them with `weights=FILE`"
     if what.is_dir():
+        if runs := [run.name for run in RunFolder.children(what)]:
+            return f"{what} is not a run but contains the runs {', '.join(runs[:4])}: name one of them"
         name = RunFolder(what).student.name
         return f"{what} is not a finished run: it has no {name}; run the command that started it again to finish it"
     known = f"; the nearest networks are {nearest(name, list_models())}" if student is None and what.parent == Path() else ""

@@ -49,7 +49,7 @@ def build_teacher(table: Teacher, data: Dataset) -> tuple[nn.Module, TeacherInpu
         order = None
         foreign = (
             f"{table.model} with the weights {table.weights} has no classifier; use a teacher that has one, or a method that "
-            "reads only features (letkd-1, letkd-2, quest, fitnet, at, sp, vid, crd)"
+            "reads only features (letkd-1, letkd-2, quest, fitnet, at, ab, fsp, sp, vid, crd, reviewkd)"
         )
     teacher_input = TeacherInput(
         mean=_three(table.mean or facts.mean or data.mean),

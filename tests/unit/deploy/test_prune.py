@@ -6,7 +6,7 @@ from torch import nn
 
 from letkd import KDLayer, graft
 from letkd.batch import Batch
-from letkd.deploy.prune import folded_layers, observe, prune_auto, prune_layer, prune_never, prune_to, ranking, smallest
+from letkd.deploy.prune import folded_layers, observe, prune_auto, prune_layer, prune_to, prune_unused, ranking, smallest
 from letkd.deploy.shrink import hold_out, shrink
 from letkd.deploy.source import Source
 from letkd.errors import ExportError
@@ -66,7 +66,7 @@ def test_use_is_what_the_formula_says(stream, normalize_value_input):
 def test_templates_that_never_fire_cost_nothing_to_drop(stream):
     student = a_folded_student()
     state = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    small, layers = prune_never(student, stream)
+    small, layers = prune_unused(student, stream)
     first = layers[0]
     assert (first.path, first.K, first.never, first.kept) == ("last.0.kd_layer", 16, 3, 13)
     assert small.last[0].kd_layer.omega.shape[0] == 13
@@ -84,7 +84,7 @@ def test_pruning_a_layer_among_patch_tokens():
     student = fold_student(student)
     (path,) = folded_layers(student)
     student.get_submodule(path).beta[SILENT] = -1e3
-    pruned, (found,) = prune_never(student, batches)
+    pruned, (found,) = prune_unused(student, batches)
     assert found.never >= 3
     assert pruned.get_submodule(path).omega.shape[0] == found.kept == 16 - found.never
     torch.testing.assert_close(logits(pruned, batches), logits(student, batches), rtol=1e-5, atol=1e-5)
@@ -164,7 +164,7 @@ def test_shrink_says_what_it_needs(tmp_path):
     source = Source(tmp_path, a_folded_student(), Facts(num_classes=3), None)
     with pytest.raises(ExportError, match="pruning needs the training images"):
         shrink(source, "auto")
-    with pytest.raises(ExportError, match="`prune=some`: use never, auto, or the number of templates"):
+    with pytest.raises(ExportError, match="`prune=some`: use unused, auto, or the number of templates"):
         shrink(Source(tmp_path, source.student, source.facts, data), "some")
     train, held, name = hold_out(data)
     assert name == "a tenth of the training split"
