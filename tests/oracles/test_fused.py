@@ -253,6 +253,17 @@ def test_a_fused_distiller_trains_as_a_plain_one(name, pair):
     assert same_state(plain.state_dict(), other.state_dict())
 
 
+def test_without_a_loss_on_its_output_the_layers_other_parameters_get_no_gradient():
+    """Zeros instead of None would let weight decay and momentum act on them."""
+    untouched = []
+    for flag in (False, True):
+        distiller = a_distiller(METHODS["letkd-1"](), weights={"ce": 0.0}, fused=flag).fit(a_stream()).train()
+        distiller(a_stream()[0]).loss.backward()
+        untouched.append({name for name, parameter in distiller.named_parameters() if parameter.grad is None})
+    assert untouched[0] == untouched[1]
+    assert {"bn.weight", "bn.bias", "nu.weight"} <= {".".join(name.split(".")[-2:]) for name in untouched[1]}
+
+
 @pytest.mark.slow
 def test_what_is_exported_or_compiled_is_the_plain_form():
     distiller = a_distiller(METHODS["letkd-2"]()).fit(a_stream()).eval()

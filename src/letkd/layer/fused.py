@@ -205,6 +205,8 @@ class _Match(torch.autograd.Function):
                 da.addcmul_(a2.sub_(log2_Z[s, None]).exp2_(), gZ[s, None])
             mm(da.to(dtype), W_, dx[s])
             dWt.add_product(x_[s], da.to(dtype))
+        if gv is None:  # v is not part of the loss: zeros would let weight decay act on β, γ and ν
+            return dx, dWt.total().T, None, None, None, None, None
         return dx, dWt.total().T, dA.total() / LOG2_E, dB.total(), dV.total(), None, None
 
 
