@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -21,6 +22,8 @@ from letkd.recipes import resolve
 from letkd.supervision.stats import ClassMoments, Reservoir
 from letkd.training.fabric import processes_from
 from letkd.training.trackers import scalars
+from tests.support.methods import METHODS
+from tests.support.pair import a_distiller, same_state
 from tests.support.runs import BOTH, MIXED, images_alone, recipe_for, same_end, save_pictures
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +222,20 @@ class Named(nn.BatchNorm2d):
 class Doubled(nn.BatchNorm2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(input)
+
+
+def _evaluated(rank: int) -> dict:
+    distiller = a_distiller(METHODS["fitnet"]())
+    for buffer in distiller.buffers():
+        buffer.add_(rank)  # after a step, each process has its own statistics
+    loop._Run._same_batch_norms(SimpleNamespace(distiller=distiller))  # pyright: ignore[reportArgumentType]
+    return dict(distiller.state_dict())
+
+
+def test_before_an_evaluation_batch_norms_of_student_and_adapters_are_those_of_the_first_process(tmp_path):
+    one, two = in_two(_evaluated, tmp_path)
+    assert any(name.startswith("methods.") and name.endswith("running_mean") for name in one)
+    assert same_state(one, two)
 
 
 def net() -> nn.Sequential:

@@ -136,7 +136,16 @@ def test_methods_that_need_labels_say_so(method, why, teacher, pictures):
             "data.unlabelled_share is 1 and the loss is cross-entropy only, which needs labels",
         ),
         ("ce", ["data.name=images"], "images have no labels, but cross-entropy needs them: choose a method"),
-        ("kd", ["data.name=images", "weights.ce=0.5"], "weights.ce is set, but images have no labels for a cross-entropy"),
+        (
+            "kd",
+            ["data.unlabelled_share=1", "weights=auto"],
+            "the weight of 'kd' is 'auto', a share of the gradient of 'ce', whose weight",
+        ),
+        (
+            "kd",
+            ["data.name=images", "weights.ce=0.5"],
+            "weights.ce is set, but no image in a batch has a label for a cross-entropy",
+        ),
     ],
 )
 def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):

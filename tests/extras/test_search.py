@@ -25,6 +25,7 @@ from letkd.runs.folder import RunFolder
 from letkd.runs.study_file import Record, read_study, rows_of
 from letkd.supervision.kmeans import KMeansSupervision
 from letkd.training.finish import Evaluation
+from tests.support.runs import save_pictures
 
 optuna = pytest.importorskip("optuna")
 
@@ -156,6 +157,17 @@ def test_trials_in_jobs_and_with_halving(letkd, tmp_path):
 
 def test_wrong_searches_get_a_sentence(letkd, tmp_path):
     lr = ["--over", "optim.lr=log:0.01..0.1"]
+    pictures = save_pictures(tmp_path / "pictures")
+    alone = [
+        "--set",
+        "data.name=images",
+        "--set",
+        f"data.root={pictures}",
+        "--set",
+        "data.size=32",
+        "--teacher-weights",
+        pictures / "none.safetensors",
+    ]
     for given, says in {
         ("digits/tiny/ce", "--over", "optim.lrr=log:0.01..0.1"): "unknown key 'optim.lrr' (nearest: lr",
         ("digits/tiny/ce", "--over", "optim.lr=0.3..0.01"): "the range is empty",
@@ -163,6 +175,7 @@ def test_wrong_searches_get_a_sentence(letkd, tmp_path):
         ("digits/tiny/ce", "--over", "weights.kdd=0.5..2.0"): "there is a weight for 'kdd'",
         ("digits/tiny/ce", "--over", "optim.schedule=cosine|sideways"): "'optim.schedule' is 'sideways'",
         ("digits/tiny/kd", *lr): "needs a trained teacher",
+        ("digits/tiny/kd", *lr, *alone): "a search selects by accuracy on the validation split, but images has no labels",
         ("digits/tiny/ce", *lr, "--set", "data.val=0"): "a search selects on the validation split, but digits has none here",
         (
             "digits/tiny/ce",

@@ -73,9 +73,14 @@ class PixelLabels:
     fitting: Fitting[Supervision]
     predicts: bool  # whether the teacher predicts the student's classes
 
+    @property
+    def _predicted(self) -> bool:
+        """Whether images without labels have the teacher's classes."""
+        return self.predicts and self.fitting.part.unlabelled == "teacher"
+
     def pack(self, features: Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
         supervision = self.fitting.part
-        if self.predicts and supervision.unlabelled == "teacher":
+        if self._predicted:
             y = torch.where(y < 0, features["logits"].argmax(dim=1), y)
         y = y.clamp_min(0)  # any class will do for images whose labels are never read
         return pack(supervision.labels(self.fitting.f_T(features), y))
@@ -86,6 +91,7 @@ class PixelLabels:
     def origin(self, distiller: "Distiller") -> dict[str, Any]:
         supervision = self.fitting.part
         return {
+            **({"unlabelled": "skip"} if supervision.reads_classes and not self._predicted else {}),
             "tap": distiller.tap_path(self.fitting.role),
             **(
                 {"pooled": self.fitting.match.ratio}
@@ -260,6 +266,8 @@ class TeacherCache:
     def _make(self, items: dict[str, Item], origins: dict[str, str], view: int, s: int) -> None:
         _, device, dtype = self._teacher()
         lacking = {name: item for name, item in items.items() if self._open(name, origins[name], view, s) is None}
+        if not lacking:  # another process has computed them in the meantime
+            return
         packed: dict[str, list[dict[str, Tensor]]] = {name: [] for name in lacking}
         for batch in self.loader.of_view(view, torch.arange(s * SHARD, min((s + 1) * SHARD, len(self.loader.split)))):
             features = self.distiller.run_teacher(batch.x.to(device, dtype))

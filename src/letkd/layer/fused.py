@@ -98,19 +98,21 @@ def bn_affine(
     return A, bn.bias - mean * A
 
 
-def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, float]:
+def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, Tensor | float]:
     """Mean [d], covariance [d d] (divided by n) and number n of the rows, of this process or of all."""
-    of_all, n, total = of_all and is_distributed(), float(len(x)), x.sum(dim=0)
-    if of_all:
-        sums = all_reduce(torch.cat([total, total.new_tensor([n])]))
-        total, n = sums[:-1], float(sums[-1])
+    total = x.sum(dim=0)
+    if of_all and is_distributed():
+        sums = all_reduce(torch.cat([total, total.new_tensor([len(x)])]))
+        n = sums[-1]  # stays on the device; at least one pixel per process
+        m = sums[:-1] / n
+        return m, all_reduce((x - m).T @ (x - m)) / n, n
+    n = float(len(x))
     if n < 2:
         raise DataError(
             f"batch normalisation needs at least two pixels in training but got {n:.0f}; use a larger batch, or eval()"
         )
     m = total / n
-    second = (x - m).T @ (x - m)
-    return m, (all_reduce(second) if of_all else second) / n, n
+    return m, (x - m).T @ (x - m) / n, n
 
 
 def _track(bn: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor) -> None:

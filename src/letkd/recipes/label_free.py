@@ -11,9 +11,9 @@ BY_USER = ("override", "--set")
 
 
 def label_free_layer(layers: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
-    """The layer that sets the weight of the cross-entropy to 0 if the data set is `images`; else None.
+    """The layer that sets the weight of the cross-entropy to 0 if no batch has labels; else None.
 
-    Refuses cross-entropy without a method, for such images and for batches without labels (`data.unlabelled_share = 1`).
+    This is so if the data set is `images` or `data.unlabelled_share` is 1. Cross-entropy without a method is then an error.
     """
     table: dict[str, Any] = {}
     for _, layer in layers:
@@ -27,7 +27,7 @@ def label_free_layer(layers: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str,
             "data.unlabelled_share is 1 and the loss is cross-entropy only, which needs labels: choose a share below 1, or a method "
             "that learns from a teacher (--method letkd-1)"
         )
-    if data.get("name") != "images":
+    if data.get("name") != "images" and data.get("unlabelled_share") != 1:
         return None
     if ce_only:
         raise RecipeError(
@@ -36,5 +36,5 @@ def label_free_layer(layers: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str,
         )
     setting = [source for source, layer in layers if has(layer, CE) and layer["weights"]["ce"]]
     if setting and setting[-1] in BY_USER:
-        raise RecipeError("weights.ce is set, but images have no labels for a cross-entropy; remove it")
+        raise RecipeError("weights.ce is set, but no image in a batch has a label for a cross-entropy; remove it")
     return "no labels", {"weights": {"ce": 0.0}}

@@ -110,6 +110,8 @@ class Search:
                 except RecipeError as error:
                     raise RecipeError(f"--over {range_}: {error}") from None
         data = read_data(base)
+        if not data.has_labels:
+            raise SearchError(f"a search selects by accuracy on the validation split, but {data.name} has no labels")
         if not len(data.val):
             raise SearchError(
                 f"a search selects on the validation split, but {data.name} has none here; hold out images with --set data.val=0.1"

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,11 @@ def measure(recipe: Recipe, shared: Path) -> tuple[Cost, int]:
     steps = min(len(batches), recipe.train.steps or len(batches))
     budget = MEASURING_SHARE * (recipe.train.time or 0.0)
     learner.model.train()
-    stream = iter(_endless(batches))
+    stream, numbers = iter(_endless(batches)), cycle(range(steps))
 
     def step() -> None:
         batch = replace(next(stream).to(fabric.device), epoch=1)
-        learner.take(batch, 0.0, done=0, of=steps)  # with a rate of zero no step diverges
+        learner.take(batch, 0.0, done=next(numbers), of=steps)  # with a rate of zero no step diverges
 
     def evaluate(loader: Loader) -> float:
         """Seconds for a whole split, estimated from its first batches."""
@@ -135,16 +135,18 @@ def _endless(batches: Loader):
 
 
 def _seconds(run: Callable[[], object], budget: float, device: torch.device, *, max_calls: int, warmup: int = 1) -> float:
-    """Mean time per call."""
+    """Mean time per call. All processes make the same number of calls, which the first process decides."""
     for _ in range(warmup):
         run()
     _wait(device)
     began, count = time.monotonic(), 0
-    while count < min(MIN_STEPS, max_calls) or (count < max_calls and time.monotonic() - began < budget):
+    while count < max_calls:
         run()
         count += 1
         if count % MIN_STEPS == 0:
             _wait(device)
+            if from_first(time.monotonic() - began >= budget):
+                break
     _wait(device)
     return (time.monotonic() - began) / count
 

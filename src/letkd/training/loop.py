@@ -291,6 +291,6 @@ class _Run:
 
     def _same_batch_norms(self) -> None:
         """Copy the running statistics of the first process to all, as DDP does, before an evaluation."""
-        for name, buffer in self.distiller.student.named_buffers() if is_distributed() else ():
+        for name, buffer in self.distiller.named_buffers() if is_distributed() else ():
             if name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked"):
                 dist.broadcast(buffer, src=0)

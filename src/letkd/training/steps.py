@@ -34,7 +34,7 @@ class Steps:
         self._compiled: AbstractContextManager[None] = nullcontext()
         if recipe.train.compile:
             self._compiled = CompiledParts(distiller.student, read={tap.path for tap in distiller.student_reads.values()})
-        # These buffers are already the same in every process; DDP need not broadcast them at every step.
+        # DDP need not broadcast these buffers at every step: most are the same in every process, and BN's are copied before evaluations.
         ignored = [name for name, _ in distiller.named_buffers() if name.startswith(("methods.", "auto."))]
         object.__setattr__(distiller, "_ddp_params_and_buffers_to_ignore", ignored)
         if is_distributed():

@@ -178,6 +178,25 @@ def test_whatever_the_shards_depend_on_makes_others(change, tmp_path):
     assert before.items() < after.items()
 
 
+def test_labels_of_images_without_a_class_depend_on_whether_the_teacher_names_their_classes(tmp_path):
+    loader = a_loader()
+    loader.split.labels[::2] = -1
+    distiller = fitted(letkd2(6, 2), a_loader())
+    for same in (True, False):
+        distiller.same_classes = same
+        TeacherCache(distiller, loader, tmp_path).prepare(0)
+    folders = [path.name.rpartition("-")[0] for path in tmp_path.iterdir()]
+    assert sorted(folders) == ["p_T-at-intermediate", "p_T-at-intermediate", "p_T-at-penultimate"]
+
+
+def test_a_shard_that_another_run_has_made_in_the_meantime_is_not_made_again(tmp_path, monkeypatch):
+    first, second = (TeacherCache(fitted(quest(6), loader), loader, tmp_path) for loader in (a_loader(), a_loader()))
+    items, origins = second._items(), second._origins()
+    first.prepare(0)
+    monkeypatch.setattr(second.distiller, "run_teacher", None)
+    second._make(items, origins, 0, 0)
+
+
 def test_more_images_than_a_shard_holds_are_read_by_their_index(tmp_path, monkeypatch):
     import letkd.distiller.cache as module
 

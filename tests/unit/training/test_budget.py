@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 import letkd.training.budget as budget
 from letkd.cli.options import duration
@@ -49,6 +50,26 @@ def test_a_phase_has_its_own_time_per_step(tmp_path, monkeypatch):
     cost, _ = budget.measure(recipe_of(100, *SMALL, "phases=[{epochs = 3, weights = {ce = 2.0}}]"), tmp_path)
     assert [one["ce"] for one in weights] == [2.0, 1.0]
     assert (cost.phases, cost.step) == ((1.0,), 2.0)
+
+
+def test_the_first_process_decides_how_many_steps_are_timed(monkeypatch):
+    calls, decisions = [], iter([False, False, True])
+    monkeypatch.setattr(budget, "from_first", lambda own: next(decisions))
+    budget._seconds(lambda: calls.append(1), 0.0, torch.device("cpu"), max_calls=100, warmup=2)
+    assert len(calls) == 2 + 3 * budget.MIN_STEPS  # although this process has no time left
+
+
+def test_accumulated_batches_are_timed_with_their_updates(tmp_path, monkeypatch):
+    updates, real = [], budget.Steps.take
+
+    def take(steps, *args, **options):
+        step = real(steps, *args, **options)
+        updates.append(steps.updates)
+        return step
+
+    monkeypatch.setattr(budget.Steps, "take", take)
+    budget.measure(recipe_of(100, *SMALL, "train.steps=4", "train.accumulate=2"), tmp_path)
+    assert updates[:4] == [0, 1, 1, 2]
 
 
 def test_too_little_time_is_one_sentence():
