@@ -1,9 +1,11 @@
 """Methods side by side: shared teacher and fits, failures that do not stop the rest, phases."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -285,6 +287,24 @@ class Sentence:
 
     def __call__(self):
         raise RecipeError("a sentence of its own")
+
+
+@dataclass
+class Starts:
+    """Writes how this process would start others."""
+
+    file: Path
+    label = "starts"
+
+    def __call__(self):
+        self.file.write_text(multiprocessing.get_start_method())
+
+
+def test_processes_of_a_run_in_its_own_process_start_as_elsewhere(tmp_path):
+    """A spawned process would spawn those that decode images, too, each of which would import torch in every epoch."""
+    ((_, outcome),) = Local(1).run([Starts(tmp_path / "method")])
+    assert outcome.state == "done"
+    assert (tmp_path / "method").read_text() == multiprocessing.get_all_start_methods()[0]
 
 
 def test_a_killed_process_is_taken_up_by_another_and_errors_come_back_as_sentences(tmp_path, said):

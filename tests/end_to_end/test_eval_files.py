@@ -10,7 +10,7 @@ from letkd.deploy.source import open_source
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.training.loop import train
-from tests.support.runs import SMALL, made_once
+from tests.support.runs import SMALL, made_once, recipe_for, save_pictures
 from tests.support.trees import a_tree
 
 DEFAULT = "split of digits is the data set's default one, not that of a run; the network may have been trained on these images"
@@ -50,6 +50,16 @@ def test_a_file_elsewhere_has_the_default_splits_which_is_told(letkd, run, tmp_p
     code, _, err = letkd("eval", name)
     assert (code, err.count("\n")) == (2, 1)
     assert f"{name} is not in a run folder: name the data set with --data" in err
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_images_that_a_run_added_without_labels_are_not_needed(letkd, tmp_path, teacher, split):
+    extra = save_pictures(tmp_path / "extra")
+    train(recipe_for("kd", teacher, f"data.unlabelled={extra}"), tmp_path / "run")
+    shutil.rmtree(extra)
+    code, out, err = letkd("eval", tmp_path / "run", "--split", split)
+    assert code == 0, err
+    assert "%" in out
 
 
 def test_a_network_with_weights_has_the_default_splits_which_is_told(letkd, run):

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -17,9 +18,11 @@ import torch
 import letkd.training.loop as loop
 from letkd.errors import CheckpointError, NonFiniteError, RunError, Stopped
 from letkd.models import create_model, save_weights
+from letkd.models.weights import read_state_dict
 from letkd.progress import set_quiet
 from letkd.runs.checkpoint import NAME, PREVIOUS
 from letkd.training.stop import polite_stop
+from tests.support.pair import same_state
 from tests.support.runs import MIXED, SMALL, recipe_for, same_end, stop_after, weather
 
 
@@ -251,6 +254,30 @@ def test_another_seed_does_not_start_with_another_teacher(teacher, tmp_path, sai
     assert "seed-1: starts with other inputs than" in said()
     (tmp_path / "runs" / "seed-0" / "inputs.json").write_text("{")  # unknown
     loop.train(three, tmp_path / "runs" / "seed-2")
+
+
+def test_a_run_resumes_after_its_teacher_has_moved_and_with_other_workers_until_it_is_finished(teacher, tmp_path):
+    recipe, folder = recipe_for("kd", teacher), tmp_path / "run"
+    whole = loop.train(recipe, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        loop.train(recipe, folder, on_step=stop_after(4))
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes(Path(teacher).read_bytes())
+    now = recipe_for("kd", moved, "data.workers=2")
+    assert loop.train(now, folder).last_test == whole.last_test
+    assert loop.RunFolder(folder).recipe.teacher.weights == str(moved)
+    with pytest.raises(RunError, match=r"holds another run \(it differs in teacher\.weights\)"):
+        loop.train(recipe, folder)  # its result is not computed again, so it could be that of another teacher
+
+
+def test_a_finished_run_without_its_student_writes_it_again(teacher, tmp_path, said):
+    recipe, folder = recipe_for("kd", teacher), loop.RunFolder(tmp_path / "run")
+    result = loop.train(recipe, folder.path)
+    student = read_state_dict(folder.student)
+    folder.student.unlink()
+    assert loop.train(recipe, folder.path).last_test == result.last_test
+    assert "student.safetensors is missing and is written again from the last checkpoint" in said()
+    assert same_state(read_state_dict(folder.student), student)
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -87,6 +87,17 @@ def test_the_ways_to_save_time_change_no_number_beyond_rounding(teacher, tmp_pat
     assert {key: value.shape for key, value in one.items()} == {key: value.shape for key, value in two.items()}
 
 
+def test_a_student_with_another_number_of_logits_is_refused_before_training(tmp_path):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n\ndef fixed():\n    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 12))\n"
+    )
+    recipe = resolve("digits/tiny/ce", settings=[f"student.model={tmp_path / 'nets.py'}:fixed"])
+    with pytest.raises(
+        RecipeError, match=r"nets\.py:fixed returns 12 logits, and digits has 10 classes; let the callable take `num_classes`"
+    ):
+        loop.train(recipe, tmp_path / "run")
+
+
 @pytest.mark.parametrize(("method", "after"), [("ce", 2), ("letkd-2", 2), ("crd", 3), ("ab", 1), ("ab", 2)])
 def test_a_stopped_run_goes_on_to_the_same_weights(method, after, teacher, tmp_path, monkeypatch):
     recipe = recipe_for(method, teacher, "train.epochs=4")

@@ -50,7 +50,7 @@ def evaluate_file(
         trust, seconds: as for `open_model`.
     """
     runner = open_model(path, trust=trust, seconds=seconds)
-    images = images_for(path, runner.facts, data=data, root=root)
+    images = images_for(path, runner.facts, data=data, root=root, labelled_only=True)
     must_have_labels(images)
     must_be_the_same_classes(path, runner.facts, images)
     part = getattr(images, split)

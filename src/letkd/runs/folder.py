@@ -26,6 +26,10 @@ from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
 
+FREE = frozenset(("title", "data.workers"))  # settings that change nothing in a run
+PLACES = frozenset(
+    ("data.root", "data.unlabelled", "teacher.weights")
+)  # may change until the end: `inputs` knows what is there
 LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
 Tell = Callable[[str], object]
 
@@ -56,7 +60,7 @@ class RunFolder:
         self.path = must_be_utf8(Path(path))
         self._lock: int | None = None
         self.extends = False  # whether `recipe` differs from the folder's only by more epochs
-        self.retitles = False  # whether the recipe has another title, which changes nothing in the run
+        self.restates = False  # whether the recipe differs only in what changes nothing in the run, such as its title
         self.replaces = False  # whether `recipe` takes the place of one that trained nothing
         if recipe is not None:
             self.recipe = recipe
@@ -140,7 +144,7 @@ class RunFolder:
                 changed = differences(other._table(), self._table())
             except LetkdError:
                 continue
-            if set(changed) - {"title"} == {"train.seed"}:
+            if set(changed) - FREE - PLACES == {"train.seed"}:
                 found.append(other)
         return found
 
@@ -219,7 +223,7 @@ class RunFolder:
                 if self.replaces:
                     self._replace()
                 if self.recipe_file.exists():
-                    self.keep_title()
+                    self.keep_recipe()
                     self._report_changes(now)
                     self.rows()  # reports lost rows once; `log` does not report them
                 else:
@@ -229,12 +233,11 @@ class RunFolder:
             finally:
                 self._lock = None
 
-    def keep_title(self) -> None:
-        """Write the title of the recipe if it has changed."""
-        if self.retitles:
-            table = {**self._recipe_table(), "title": self.recipe.title}
-            write_whole(self.recipe_file, tomli_w.dumps(table).encode())
-            self.retitles = False
+    def keep_recipe(self) -> None:
+        """Write the recipe if it differs in what changes nothing in the run."""
+        if self.restates:
+            write_whole(self.recipe_file, tomli_w.dumps(self._table()).encode())
+            self.restates = False
 
     def _extend(self) -> None:
         before = RunFolder(self.path).recipe
@@ -284,8 +287,9 @@ class RunFolder:
         """Raise an error if the folder holds another run or other files."""
         if self.recipe_file.exists():
             changed = differences(self._recipe_table(), json.loads(json.dumps(self._table(), default=str)))
-            self.retitles = "title" in changed
-            changed = [key for key in changed if key != "title"]
+            free = FREE if (self.path / self.RESULT).exists() else FREE | PLACES
+            self.restates = bool(changed) and free.issuperset(changed)
+            changed = [key for key in changed if key not in free]
             why = f"it differs in {', '.join(changed)}" if changed else None
             self.replaces = bool(changed) and self._is_untrained()
             if self.replaces:

@@ -109,7 +109,10 @@ def graft(model: nn.Module, layer: nn.Module, after: str, name: str = "kd_layer"
         child = list(host._modules)[-1]  # a Sequential would run the layer on features that are not a map
         after, host = f"{after}.{child}" if after else child, host.get_submodule(child)
     if hasattr(host, name):
-        raise TapError(f"module {after!r} of {type(model).__name__} already has a child {name!r}; choose another name")
+        raise TapError(
+            f"module {after!r} of {type(model).__name__} already has a child {name!r}, such as a layer that its weights contain; choose "
+            "another name or another tap, or a method that inserts no layer (quest, ce)"
+        )
     host.add_module(name, layer)
     path = f"{after}.{name}" if after else name
     if type(host).forward is nn.Sequential.forward:

@@ -128,6 +128,7 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
         built = build_teacher(recipe.teacher, data)  # before the student, which gets as many classes
     head = HEAD if built is None else count_logits(built[0], built[1](example))
     student = build_student(recipe.student, data, data.num_classes or head)
+    _check_classes(recipe.student.model, student, data, example)
     freeze(student, recipe.student.freeze)
     smoothing = recipe.train.label_smoothing
     criterion = nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else None
@@ -202,6 +203,16 @@ class _NetworkTaps:
     def report(self) -> None:
         if self.line:
             say(self.line)
+
+
+def _check_classes(name: str, student: nn.Module, data: Dataset, example: Tensor) -> None:
+    """Raise if the data has labels and the student another number of logits."""
+    output, _ = run_once(Taps(student, {}), example)
+    logits = logits_in(output)
+    if data.has_labels and logits is not None and logits.ndim == 2 and logits.shape[1] != data.num_classes:
+        raise RecipeError(
+            f"{name} returns {logits.shape[1]} logits, and {data.name} has {data.num_classes} classes; let the callable take `num_classes`"
+        )
 
 
 def _with_layout(distiller: Distiller, recipe: Recipe) -> Distiller:

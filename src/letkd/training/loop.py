@@ -83,11 +83,13 @@ def train(
     """
     fabric = launch(recipe)
     run = RunFolder(folder, recipe)
-    if run.result is not None:
+    if run.result is not None and not run.student.is_file():
+        say(f"{run.path}: {run.student.name} is missing and is written again from the last checkpoint")
+    elif run.result is not None:
         test = "" if run.result.last_test is None else f", {run.result.last_test:.2f} % on test"
         say(f"{run.path}: finished already{test}")
         if fabric.is_global_zero:
-            run.keep_title()
+            run.keep_recipe()
         return run.result
     if recipe.train.compile:
         check_device(fabric.device)

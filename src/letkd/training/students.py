@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from letkd.taps import Taps, as_logits, run_once
 from letkd.training.build import read_data
 
 Channels = Sequence[float]
+LABELLED = {"unlabelled": None, "unlabelled_share": None}  # the data of a run without the images that it added without labels
 
 
 def evaluate_student(
@@ -51,7 +53,7 @@ def evaluate_student(
         raise RunError(_missing_message(what, student))
     if student is not None and not is_student_file(path):
         return evaluate_network(student, path, data=data, root=root, split=split, mean=mean, std=std, size=size)
-    images = data_of(path, data=data, root=root, mean=mean, std=std, size=size)
+    images = data_of(path, data=data, root=root, mean=mean, std=std, size=size, labelled_only=True)
     must_have_labels(images)
     if own_recipe(path, data) is None:
         tell_default_split(images, split)
@@ -70,15 +72,17 @@ def data_of(
     mean: Channels | None = None,
     std: Channels | None = None,
     size: Size | None = None,
+    labelled_only: bool = False,
 ) -> Dataset:
     """The data set for a student file: `data`, or that of the run folder that contains the file. It may have no labels.
 
     Args:
         mean, std: per channel; default: those in the file.
         size: of the images; default: that in the file.
+        labelled_only: as for `images_for`.
     """
     facts = facts_from(read_header(path), path)
-    images = images_for(path, facts, data=data, root=root, size=size)
+    images = images_for(path, facts, data=data, root=root, size=size, labelled_only=labelled_only)
     if images.has_labels:
         must_be_the_same_classes(path, facts, images)
     return _normalised(images, mean or facts.mean, std or facts.std)
@@ -197,13 +201,22 @@ def _size_text(size: tuple[int, int]) -> str:
     return "x".join(map(str, size))
 
 
-def images_for(path: Path, facts: Facts, *, data: str | None, root: Path | None, size: Size | None = None) -> Dataset:
+def images_for(
+    path: Path,
+    facts: Facts,
+    *,
+    data: str | None,
+    root: Path | None,
+    size: Size | None = None,
+    labelled_only: bool = False,
+) -> Dataset:
     """The data set for a student or exported file, split as in the run that the file belongs to.
 
     Args:
         facts: those in the file.
         data: its name; default: that of the run folder that contains the file.
         size: of image files; default: that in the file.
+        labelled_only: leave out images that the run added without labels (`data.unlabelled`).
     """
     recipe = own_recipe(path, data)
     if recipe is None and data is not None:
@@ -213,8 +226,19 @@ def images_for(path: Path, facts: Facts, *, data: str | None, root: Path | None,
     # The run's own data set: split as in the run, so that no training image counts as held out.
     of_file = facts.size if recipe.data.name in LISTS else None
     given = {"root": None if root is None else str(root), "size": size or of_file}
-    table = recipe.data.model_copy(update={key: value for key, value in given.items() if value is not None})
-    return read_data(recipe.model_copy(update={"data": table}))
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if recipe.data.unlabelled is not None and not labelled_only:
+        try:
+            return read_data(_with_data(recipe, changes))
+        except DataError as error:
+            images = read_data(_with_data(recipe, changes | LABELLED))
+            say(f"the images without labels could not be read ({error}); continuing without them")
+            return images
+    return read_data(_with_data(recipe, changes | LABELLED))
+
+
+def _with_data(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
 
 
 def _normalised(images: Dataset, mean: Channels | None, std: Channels | None) -> Dataset:
