@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from letkd.deploy.runners import Runner, need, onnx_runner, program_runner, student_runner
 from letkd.deploy.worker import KEY
 from letkd.distiller.facts import Axis, Facts
-from letkd.errors import ExportError
+from letkd.errors import ExportError, LetkdError
 from letkd.layer.folded import fold_batch_norms
 from letkd.modules import copied
 from letkd.progress import say
@@ -68,7 +68,7 @@ def trace(
         student: in eval mode; not modified.
         facts: `size` must be known, `mean` and `std` too if the input is uint8.
         fold: fold each BN into the preceding convolution, if nothing else reads that convolution's output.
-        batch: images per call; any number if None.
+        batch: images per call; None: any number, or 1 if torch.export can only trace the network at one batch size.
         any_size: whether height and width may differ between calls; None: only if the network is fully convolutional.
     """
     if (size := facts.size) is None:
@@ -77,8 +77,8 @@ def trace(
         raise ExportError("mean and std are unknown, so the file cannot normalise images itself; use `input=normalised`")
     facts = facts.replace(batch=batch or 1)
     model = Shipped(copied(student), facts).eval().requires_grad_(False)
-    always: tuple[Axis, ...] = ("batch",) if batch is None else ()
-    program, dynamic = _trace(model, facts, size, always, any_size)
+    must_take_rgb(model, facts, size)
+    program, dynamic = _trace(model, facts, size, batch, any_size)
     folded = fold_batch_norms(model, program) if fold else 0
     if folded:
         program = _traced(model, facts, size, dynamic)
@@ -148,27 +148,73 @@ class Format:
 FORMATS = {"torch-export": Format(".pt2", as_program, program_runner), "onnx": Format(".onnx", as_onnx, onnx_runner)}
 
 
-def _trace(
-    model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...], any_size: bool | None
-) -> tuple[ExportedProgram, tuple[Axis, ...]]:
-    """Export with dynamic height and width if requested or possible, otherwise with fixed ones."""
-    every: tuple[Axis, ...] = (*dynamic, "height", "width")
-    if any_size is not False and (any_size or is_convolutional(model, facts, size)):
-        try:
-            return _traced(model, facts, size, every), every
-        except Exception as error:  # torch.export's errors have no common class
-            if any_size:
-                raise ExportError(
-                    f"torch.export cannot trace the network at any size: {_first_line(error)}; omit `size=dynamic`"
-                ) from error
-    if any_size is None:
-        say(
-            f"the image size is fixed to {size[0]}x{size[1]}: at other sizes the network does not run, or computes something else"
-        )
+@torch.no_grad()
+def must_take_rgb(model: Shipped, facts: Facts, size: tuple[int, int]) -> None:
+    """Raise if the network does not run on RGB images of this size."""
+    images = _noise(facts, facts.batch, size)
     try:
-        return _traced(model, facts, size, dynamic), dynamic
-    except Exception as error:
-        raise ExportError(f"torch.export cannot trace the network: {_first_line(error)}") from error
+        model(images)
+    except LetkdError:
+        raise
+    except Exception as error:  # a network may raise anything
+        if channels := _channels(model.student, facts.batch, size):
+            raise ExportError(
+                f"{facts.model or 'the network'} takes images with {channels} channel{'s' * (channels > 1)}, but letkd's commands "
+                "read RGB images; export it with torch.export, or add a first layer that converts RGB"
+            ) from error
+        hint = "`size=` and `batch=`" if facts.batch > 1 else "`size=`"
+        raise ExportError(
+            f"{facts.model or 'the network'} does not run on images of shape {list(images.shape)}: {_first_line(error)}; check {hint}"
+        ) from error
+
+
+def _channels(network: nn.Module, batch: int, size: tuple[int, int]) -> int | None:
+    """The number of channels other than 3 that a network runs on; None if none is found."""
+    of_layers = [module.in_channels for module in network.modules() if isinstance(module, nn.Conv2d)]
+    for channels in dict.fromkeys(n for n in (*of_layers, 1, 2, 4) if n != 3):
+        try:
+            network(torch.randn(batch, channels, *size))
+        except Exception:  # as above
+            continue
+        return channels
+    return None
+
+
+def _trace(
+    model: nn.Module, facts: Facts, size: tuple[int, int], batch: int | None, any_size: bool | None
+) -> tuple[ExportedProgram, tuple[Axis, ...]]:
+    """Export with as many dynamic axes as requested or possible."""
+    errors: list[Exception] = []
+    for dynamic in _choices(model, facts, size, batch, any_size):
+        try:
+            program = _traced(model, facts, size, dynamic)
+        except Exception as error:  # torch.export's errors have no common class
+            errors.append(error)
+            continue
+        if batch is None and "batch" not in dynamic:
+            say(
+                "the batch is fixed to 1: torch.export can only trace the network at one batch size (len(x) in its code fixes the "
+                "batch; x.shape[0] does not)"
+            )
+        if any_size is None and "height" not in dynamic:
+            say(
+                f"the image size is fixed to {size[0]}x{size[1]}: at other sizes the network does not run, or computes something else"
+            )
+        return program, dynamic
+    where, hint = (" at any size", "; omit `size=dynamic`") if any_size else ("", "")
+    raise ExportError(f"torch.export cannot trace the network{where}: {_first_line(errors[-1])}{hint}") from errors[-1]
+
+
+def _choices(
+    model: nn.Module, facts: Facts, size: tuple[int, int], batch: int | None, any_size: bool | None
+) -> list[tuple[Axis, ...]]:
+    """The sets of dynamic axes to try: the batch is fixed only if no set with it can be traced."""
+    free: tuple[Axis, ...] = ("height", "width")
+    sides: list[tuple[Axis, ...]] = [free] if any_size else [()]
+    if any_size is None and is_convolutional(model, facts, size):
+        sides = [free, ()]
+    batches: list[tuple[Axis, ...]] = [("batch",), ()] if batch is None else [()]
+    return [(*first, *rest) for first in batches for rest in sides]
 
 
 ATTENTION = re.compile(r"attention|transformer|softmax|bmm")
@@ -245,7 +291,7 @@ def _noise(facts: Facts, batch: int, size: tuple[int, int]) -> Tensor:
 def quietly():
     """Suppress the warnings and log messages of the exporters."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)  # what fails is also raised
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from letkd.deploy.export import FORMATS, Difference, as_onnx, compare, random_images, reference, trace
+from letkd.deploy.export import FORMATS, Difference, Shipped, as_onnx, compare, must_take_rgb, random_images, reference, trace
 from letkd.deploy.quantise import Quantised, calibration_images, measure, quantise
 from letkd.deploy.runners import Runner, student_runner
 from letkd.deploy.source import Source, images_at
@@ -73,6 +73,8 @@ def ship(
         if takes == "uint8":
             raise ExportError("a student file contains weights but no graph, so it cannot normalise images; omit `input=`")
         facts = facts.replace(input="normalised")
+        if facts.size is not None:
+            must_take_rgb(Shipped(student, facts), facts, facts.size)
         runner, content, folded = student_runner(student, facts), None, 0
     else:
         traced = trace(student, facts, fold=fold, batch=batch, any_size=any_size)
