@@ -127,10 +127,25 @@ def _moved(part: Any, device: torch.device | str) -> Any:
     return [_moved(value, device) for value in part] if isinstance(part, list | tuple) else part
 
 
+def input_size_of(model: object) -> tuple[int, int, int] | None:
+    """Channels, height and width of a model's input, from its `input_size`; None if it has none, or one that is not three sizes.
+
+    Examples:
+        >>> model = nn.Conv2d(3, 8, 1)
+        >>> model.input_size = (3, 32, 32)
+        >>> input_size_of(model)
+        (3, 32, 32)
+    """
+    match getattr(model, "input_size", None):
+        case int(d), int(h), int(w) if min(d, h, w) > 0:
+            return int(d), int(h), int(w)
+    return None
+
+
 def channels_of(model: object) -> int | None:
     """Input channels of a network, from its `input_size`; None if it has none."""
-    size = getattr(model, "input_size", None)
-    return size[0] if isinstance(size, tuple) and len(size) == 3 else None
+    size = input_size_of(model)
+    return None if size is None else size[0]
 
 
 def check_batch(batch: Batch, *, channels: int | None = None) -> Batch:
@@ -219,12 +234,11 @@ def _kind(values: Tensor) -> str:
 
 def example_for(*models: nn.Module) -> Tensor:
     """An input [1 3 H W] of the `input_size` of the first model that has one."""
-    sizes = [getattr(model, "input_size", None) for model in models]
-    size = next((size for size in sizes if size is not None), None)
-    if size is None:
+    sizes = [size for model in models if (size := input_size_of(model)) is not None]
+    if not sizes:
         names = " and ".join(type(model).__name__ for model in models)
         raise TapError(
             f"{names} do not say their input size (`input_size`): pass example=one input [1 3 H W], from which the shapes at the taps "
             "can be found"
         )
-    return torch.zeros(1, *size)
+    return torch.zeros(1, *sizes[0])

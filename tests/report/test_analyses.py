@@ -102,6 +102,19 @@ def test_cost_counts_the_layer():
     assert medians({"a": lambda: None}, rounds=3)["a"] >= 0
 
 
+def test_cost_of_a_network_without_an_input_size_is_that_of_small_images(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from letkd import create_model\n"
+        "def net(num_classes):\n"
+        "    model = create_model('resnet8_tiny', num_classes=num_classes)\n"
+        "    model.input_size = 32\n"
+        "    return model\n"
+    )
+    own, known = (layer_cost(name, 10, batch=2, rounds=1) for name in (f"{file}:net", "resnet8_tiny"))
+    assert [row[4].text for row in own.rows] == [row[4].text for row in known.rows]
+
+
 def test_a_wrong_name_is_told():
     with pytest.raises(RecipeError, match=r"unknown analysis 'alpa' .*; the analyses are alpha, geometry, .*cost"):
         find_analysis("alpa", "cost")

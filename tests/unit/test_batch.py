@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from letkd.batch import Batch
+from letkd.batch import Batch, channels_of, example_for, input_size_of
 from letkd.distiller import Distiller
-from letkd.errors import DataError
+from letkd.errors import DataError, TapError
 from letkd.methods import letkd1
 from letkd.runs.evaluation import evaluate
 from tests.support.pair import SIZE, a_distiller, a_stream, a_student
@@ -97,6 +97,26 @@ def test_networks_for_grey_images_take_them():
     assert Distiller(net, example=X[:1, :1])((X[:, :1], Y)).loss.isfinite()
     with pytest.raises(DataError, match=r"\[b 1 H W\]: use networks for these"):
         Distiller(net, example=X[:1, :1])((X, Y))
+
+
+@pytest.mark.parametrize("size", [(3, 8, 6), [3, 8, 6], torch.Size((3, 8, 6))])
+def test_an_input_size_is_channels_height_and_width(size):
+    net, without = a_student(), a_student()
+    net.input_size = size
+    assert input_size_of(net) == (3, 8, 6)
+    assert channels_of(net) == 3
+    assert example_for(without, net).shape == (1, 3, 8, 6)
+
+
+@pytest.mark.parametrize("value", [32, (32, 32), "32x32", "abc", (3, 0, 32), (3.0, 32.0, 32.0), {"height": 32}, (1, 3, 32, 32)])
+def test_an_input_size_with_another_meaning_is_none(value):
+    net = a_student()
+    net.input_size = value
+    assert input_size_of(net) is None
+    assert channels_of(net) is None
+    assert example_for(net, a_zoo_like_student()).shape == (1, 3, *SIZE)
+    with pytest.raises(TapError, match="Net do not say their input size"):
+        example_for(net)
 
 
 def test_a_step_waits_for_the_device_once_to_check_labels(distiller, monkeypatch):

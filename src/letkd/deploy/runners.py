@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from letkd.batch import input_size_of
 from letkd.data.loader import normalise
 from letkd.deploy import worker
 from letkd.deploy.process import KINDS, SECONDS, ModelProcess
@@ -158,8 +159,8 @@ def _with_tensors(opened: worker.OpenedFile) -> Callable[[Tensor], Tensor]:
 
 def with_size(facts: Facts, network: nn.Module) -> Facts:
     """Add the image size from the network, if the facts have none: student files of training runs do not contain it."""
-    size = getattr(network, "input_size", None)
-    return facts if facts.size is not None or size is None else facts.replace(size=(size[-2], size[-1]))
+    size = input_size_of(network)
+    return facts if facts.size is not None or size is None else facts.replace(size=size[1:])
 
 
 def need(*packages: str) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 
 from letkd.errors import LetkdError, nearest
 from letkd.models.extras import EXTRAS, create_extra, reason
+from letkd.models.own_folders import PREFIX, importable
 from letkd.models.pretrained import OWN, load_pretrained, pretrained_folder
 from letkd.models.weights import leave_out_head, load_weights
 from letkd.plugins import Registry
@@ -115,7 +116,15 @@ def _create_own(name: str, num_classes: int) -> nn.Module:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise LetkdError(f"{name!r} does not name a callable; write package.module:callable or path/to/file.py:callable")
-    module = _import_file(Path(source).expanduser()) if source.endswith(".py") else _import_package(source)
+    if not source.endswith(".py"):
+        return _build(name, _import_package(source), num_classes)
+    file = Path(source).expanduser()
+    with importable(file.resolve().parent):
+        return _build(name, _import_file(file), num_classes)
+
+
+def _build(name: str, module: ModuleType, num_classes: int) -> nn.Module:
+    source, _, attribute = name.rpartition(":")
     try:
         build = getattr(module, attribute)
     except AttributeError:
@@ -173,7 +182,7 @@ def _import_file(path: Path) -> ModuleType:
     # One module name per path and content: importing a file twice gives the same classes (so they pickle and compare), an
     # edited file is imported again, and files of the same name, or named like a package, do not collide.
     digest = hashlib.sha256(bytes(path.resolve()) + b"\0" + source).hexdigest()
-    unique = f"letkd_own_model_{digest[:16]}"
+    unique = f"{PREFIX}model_{digest[:16]}"
     if unique in sys.modules:
         return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, path.resolve())
@@ -181,9 +190,6 @@ def _import_file(path: Path) -> ModuleType:
         raise LetkdError(f"{path} cannot be imported; name your own model as path/to/file.py:callable")
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
-    folder = str(path.resolve().parent)
-    added = folder not in sys.path
-    sys.path += [folder] * added  # the file may import others next to it, as with `python file.py`
     try:
         # Compiled here and not by the spec's loader, whose cached bytecode can be older than the source.
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
@@ -192,7 +198,4 @@ def _import_file(path: Path) -> ModuleType:
         if not isinstance(error, Exception | SystemExit):
             raise
         raise LetkdError(f"importing {path} failed with {reason(error)}") from error
-    finally:
-        if added and folder in sys.path:
-            sys.path.remove(folder)
     return module

@@ -2,11 +2,12 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from letkd.batch import input_size_of
 from letkd.layer import KDLayer
 from letkd.models import create_model
 from letkd.models.cost import macs
@@ -23,8 +24,7 @@ def with_layer(model: str, num_classes: int, role: str, K: int) -> nn.Module:
     """A network with a KD layer at the tap of a role, as in an exported letKD student."""
     network = create_model(model, num_classes=num_classes)
     tap = as_taps(network)[role]
-    size: tuple[int, ...] = getattr(network, "input_size", (3, 32, 32))
-    _, found = probe(network, {role: tap}, torch.zeros(1, *size))
+    _, found = probe(network, {role: tap}, torch.zeros(1, *_size_of(network)))
     graft(network, KDLayer(found[role].shape[1], K), after=tap.path)
     return network
 
@@ -52,8 +52,7 @@ def layer_cost(model: str, num_classes: int, *, K_inter: int = 8, batch: int = 6
     )
     for K in SIZES:
         rows[f"penultimate, K = {K}"] = (with_layer(model, num_classes, "penultimate", K), PAPER.get(K, NONE))
-    size: Sequence[int] = getattr(bare, "input_size", (3, 32, 32))
-    x = torch.randn(batch, *size, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(batch, *_size_of(bare), generator=torch.Generator().manual_seed(0))
     seconds = medians({name: _forward(network.eval(), x) for name, (network, _) in rows.items()}, rounds=rounds)
     first, *_ = seconds.values()
     cells = []
@@ -68,6 +67,10 @@ def layer_cost(model: str, num_classes: int, *, K_inter: int = 8, batch: int = 6
     ]
     head = ["student", "time per image", "increase", "paper: increase", "MACs", "parameters"]
     return Grid("Cost of the KD layer at inference (supplement 1.2)", head, cells, notes)
+
+
+def _size_of(network: nn.Module) -> tuple[int, int, int]:
+    return input_size_of(network) or (3, 32, 32)
 
 
 def _forward(network: nn.Module, x: Tensor) -> Callable[[], object]:

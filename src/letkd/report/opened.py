@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from letkd.batch import Batch
+from letkd.batch import Batch, input_size_of
 from letkd.data import AnySplit, Augment, Dataset, Loader
 from letkd.data.loader import eval_batch, normalise
 from letkd.distiller import Distiller
@@ -92,7 +92,7 @@ class RunOpener:
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the exported student for one image."""
         student = self.student(run)
-        size = getattr(student, "input_size", None) or (3, *self.data(run).image_size)
+        size = input_size_of(student) or (3, *self.data(run).image_size)
         return macs(student, torch.zeros(1, *size))
 
     def classes(self, run: Run) -> tuple[str, ...]:

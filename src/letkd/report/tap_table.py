@@ -6,6 +6,7 @@ import torch
 from rich.text import Text
 from torch import nn
 
+from letkd.batch import input_size_of
 from letkd.models.extras import facts_of_network, set_image_size
 from letkd.taps import ModuleRun, Tap, as_taps, trace
 from letkd.taps.find import proposals
@@ -38,7 +39,7 @@ def inspect_taps(model: nn.Module, image: tuple[int, ...] | None = None) -> Netw
     """
     if image is None:
         size = facts_of_network(model).get("size")
-        image = (3, *size) if size else tuple(getattr(model, "input_size", UNKNOWN))
+        image = (3, *size) if size else input_size_of(model) or UNKNOWN
     set_image_size(model, (image[1], image[2]))
     example = torch.zeros(1, *image)
     ran = trace(model, example)

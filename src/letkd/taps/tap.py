@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class Tap:
     grid: tuple[int, int] | None = None
 
     def __post_init__(self):
+        if not isinstance(self.path, str):
+            raise TapError(f"a tap has a {type(self.path).__name__} as its path; write the path of a module as text")
         if self.layout not in ("map", "tokens", "channels-last"):
             raise TapError(f"tap {self.path!r} has the layout {self.layout!r}; write map, tokens or channels-last")
         if self.layout != "tokens" and (self.prefix is not None or self.grid is not None):
@@ -74,15 +76,38 @@ class Tap:
 
 
 def as_taps(model: nn.Module, named: Mapping[str, Tap | str] | None = None) -> dict[str, Tap]:
-    """The role table of a model: its own `taps` attribute (zoo models have one), updated with `named`."""
+    """The role table of a model: its own `taps` attribute (zoo models have one), updated with `named`.
+
+    A `taps` attribute with another meaning, which does not map roles to taps, is ignored.
+    """
+    _check_named(model, named)
     own = getattr(model, "taps", None)
-    table: dict[str, Tap] = dict(own) if isinstance(own, Mapping) else {}
-    for role, tap in (named or {}).items():
-        table[role] = Tap.of(tap) if isinstance(tap, str) else tap
+    both = {**(own if _is_table(own) else {}), **(named or {})}
+    table = {role: Tap.of(tap) if isinstance(tap, str) else tap for role, tap in both.items()}
     check_model(model, hooks=bool(table))
     for tap in table.values():
         find_module(model, tap.path)
     return table
+
+
+def _check_named(model: nn.Module, named: object) -> None:
+    if named is not None and not isinstance(named, Mapping):
+        raise TapError(
+            f"the taps of {type(model).__name__} were given as a {type(named).__name__}; pass a dictionary, such as "
+            '{"penultimate": "layer4"}'
+        )
+    for role, tap in (named or {}).items():
+        if not isinstance(tap, Tap | str):
+            raise TapError(
+                f"the tap {role!r} of {type(model).__name__} is a {type(tap).__name__}, but must be the path of a module; write it as in "
+                "`model.named_modules()`, or pass letkd.Tap(path)"
+            )
+
+
+def _is_table(value: object) -> TypeGuard[Mapping[str, Tap | str]]:
+    return isinstance(value, Mapping) and all(
+        isinstance(role, str) and isinstance(tap, Tap | str) for role, tap in value.items()
+    )
 
 
 class Taps:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from letkd.batch import input_size_of
 from letkd.data import Dataset, FileSplit, Loader, load_data
 from letkd.data.base import Size
 from letkd.data.check import LISTS
@@ -187,8 +188,8 @@ def _at_network_size(images: Dataset, network: nn.Module) -> Dataset:
     """A folder of images, which has no fixed size, at the input size of the network."""
     if images.name != "folder":
         return images
-    size = getattr(network, "input_size", None)
-    if not isinstance(size, tuple) or len(size) != 3:
+    size = input_size_of(network)
+    if size is None:
         now = _size_text(images.image_size)
         say(f"{type(network).__name__} does not define its input size: evaluated at {now}; set another with `size=`")
         return images

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import letkd.methods as methods
+from letkd.deploy.runners import with_size
 from letkd.distiller import Distiller
+from letkd.distiller.facts import Facts
 from letkd.errors import LetkdError
 from letkd.models import load_weights, save_weights
 from letkd.report.tap_table import inspect_taps
@@ -189,6 +191,20 @@ def test_what_is_refused_and_why(name, letkd_taps):
     assert (code, said.count("\n")) == (2, 1)
     with pytest.raises(LetkdError, match=sentence):
         inspect_taps(make(), (3, *SIZE))
+
+
+@pytest.mark.parametrize(("size", "taps"), [(16, "last"), ((16, 16), {"last": 3})])
+def test_attributes_of_our_names_may_mean_something_else(size, taps, letkd_taps):
+    def make(seed: int = 0) -> Net:
+        net = a_net(4, seed=seed)
+        net.input_size, net.taps = size, taps
+        return net
+
+    x, y = images(6)
+    distil(make(), make(seed=1), methods.quest(4)).fit([(x, y)])((x, y)).loss.backward()
+    assert letkd_taps(make())[0] == 0
+    assert inspect_taps(make()).image == (3, 224, 224)
+    assert with_size(Facts(num_classes=3), make()) == Facts(num_classes=3)
 
 
 @pytest.mark.parametrize("name", NO_LOGITS)

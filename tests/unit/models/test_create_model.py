@@ -1,10 +1,13 @@
 """`create_model`: zoo names, a user's own models by file or package, and one sentence for each way to get it wrong."""
 
 import copy
+import importlib
+import inspect
 import pickle
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,6 +154,7 @@ def test_own_models_copy_and_pickle(own):
     assert torch.equal(copy.deepcopy(model)(x), model(x))
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
     assert type(create_model(f"{own}:Net", num_classes=5)) is type(model)
+    assert type(model).__module__.startswith("letkd_own_model_")
 
 
 def test_files_of_the_same_name_do_not_meet_and_edits_are_seen(tmp_path):
@@ -278,13 +282,244 @@ def test_registered_function_is_found_and_stays_itself(monkeypatch):
     assert create_model("fresh_net", num_classes=3).out_features == 3
 
 
-def test_a_file_imports_others_next_to_it(tmp_path):
-    (tmp_path / "own_blocks_of_a_test.py").write_text("from torch import nn\nhead = nn.Linear\n")
-    (tmp_path / "model.py").write_text(
-        "from own_blocks_of_a_test import head\ndef net(num_classes):\n    return head(4, num_classes)\n"
+LAYERS = """
+    from torch import nn
+    SCALE = {scale}
+
+    def scaled(x):
+        return SCALE * x
+
+    class Act(nn.Module):
+        class Inner(nn.Identity):
+            pass
+
+        def __init__(self):
+            super().__init__()
+            self.inner = Act.Inner()
+
+        def forward(self, x):  # of {scale}
+            return self.inner(scaled(x))
+"""
+NET = """
+    from own_layers import Act
+    def net():
+        return Act()
+"""
+LAZY = """
+    def net():
+        from own_layers import Act
+        return Act()
+"""
+
+
+def write(folder: Path, **files: str) -> Path:
+    """A folder with these Python files; in a file's name `__` is the border of a folder."""
+    for name, text in files.items():
+        path = folder.joinpath(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return folder
+
+
+def scale_of(path: Path) -> float:
+    return create_model(f"{path}:net", num_classes=3)(torch.ones(1)).item()
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder from which the program itself imports."""
+    (tmp_path / "program").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "program")
+    yield tmp_path / "program"
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def folders(tmp_path) -> list[Path]:
+    """Two folders whose files have the same names."""
+    return [
+        write(tmp_path / name, model=NET, other=NET, lazy=LAZY, own_layers=LAYERS.format(scale=scale))
+        for name, scale in (("a", 2.0), ("b", 3.0))
+    ]
+
+
+@pytest.mark.parametrize("file", ["model.py", "lazy.py"])
+def test_a_file_imports_others_next_to_it(folders, file):
+    known, path = set(sys.modules), list(sys.path)
+    for _ in range(2):
+        assert [scale_of(folder / file) for folder in folders] == [2, 3]
+    assert sys.path == path
+    assert all(name.startswith("letkd_own_") for name in set(sys.modules) - known)
+
+
+def test_files_of_one_folder_share_what_they_import(folders):
+    files = [folder / name for name in ("model.py", "other.py", "lazy.py") for folder in folders]
+    kinds = [type(create_model(f"{file}:net", num_classes=3)) for file in files + files]
+    assert kinds == kinds[:2] * 6
+    assert kinds[0] is not kinds[1]
+
+
+def test_a_file_does_not_see_those_of_another_folder(tmp_path, folders):
+    scale_of(folders[0] / "model.py")
+    write(tmp_path / "c", model=NET)
+    sentence(f"{tmp_path}/c/model.py:net", "failed with ModuleNotFoundError: No module named 'own_layers'")
+
+
+def test_models_of_imported_files_copy_pickle_and_show_their_source(folders):
+    models = [create_model(f"{folder}/model.py:net", num_classes=3) for folder in folders]
+    for model, scale in zip(models, (2, 3), strict=True):
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert type(twin) is type(model)
+            assert twin(torch.ones(1)) == scale
+        __import__(type(model).__module__)  # as the pickler written in Python does
+        assert f"# of {scale}.0" in inspect.getsource(type(model))
+
+
+@pytest.mark.slow
+def test_models_of_imported_files_compile(folders):
+    for folder, scale in zip(folders, (2, 3), strict=True):
+        model = create_model(f"{folder}/model.py:net", num_classes=3)
+        assert torch.compile(nn.Sequential(model), backend="eager", fullgraph=True)(torch.ones(1)) == scale
+
+
+def test_packages_next_to_a_file_with_and_without_an_init(tmp_path):
+    net = """
+        def net(num_classes):
+            from own_nets import heads
+            from own_nets.heads import Head
+            assert Head is heads.Head
+            return Head()
+    """
+    other = "from own_nets.deep.base import Base\ndef net():\n    return Base()\n"
+    head = "from .deep.base import Base\nclass Head(Base):\n    scale = {}\n"
+    base = "from torch import nn\nclass Base(nn.Module):\n    def forward(self, x):\n        return x * self.scale\n"
+    for name, scale in (("a", 2), ("b", 3), ("c", 4)):
+        write(
+            tmp_path / name,
+            other=other,
+            model=net,
+            own_nets__heads=head.format(scale),
+            own_nets__deep__base=base,
+        )
+    (tmp_path / "b" / "own_nets" / "__init__.py").touch()
+    for name in "abc":
+        create_model(f"{tmp_path}/{name}/other.py:net", num_classes=3)
+    for _ in range(2):
+        assert [scale_of(tmp_path / name / "model.py") for name in "abc"] == [2, 3, 4]
+
+
+def test_a_file_comes_before_a_module_of_the_program_but_not_for_the_program(program, tmp_path, folders):
+    write(program, own_layers="Act = 'of the program'")
+    path = list(sys.path)
+    assert scale_of(folders[0] / "model.py") == 2
+    of_program = importlib.import_module("own_layers")
+    assert of_program.Act == "of the program"
+    apart = (
+        write(tmp_path / "c", own_layers="", apart="from torch import nn\ndef net():\n    return nn.Identity()\n") / "apart.py"
     )
-    try:
-        assert create_model(f"{tmp_path}/model.py:net", num_classes=3)(torch.zeros(1, 4)).shape == (1, 3)
-        assert str(tmp_path) not in sys.path
-    finally:
-        sys.modules.pop("own_blocks_of_a_test", None)
+    assert [scale_of(apart), *(scale_of(folder / "lazy.py") for folder in folders)] == [1, 2, 3]
+    assert sys.modules["own_layers"] is of_program
+    assert sys.path == path
+
+
+def test_a_program_shares_the_modules_of_a_folder_that_it_can_import_from(program, folders):
+    write(program, model=NET, own_layers=LAYERS.format(scale=4.0))
+    model = create_model(f"{program}/model.py:net", num_classes=3)
+    of_program = importlib.import_module("own_layers")
+    assert type(model) is of_program.Act
+    assert scale_of(folders[0] / "model.py") == 2
+    assert sys.modules["own_layers"] is of_program
+
+
+def test_installed_packages_come_before_files_of_their_names_and_stay_imported(program, tmp_path, monkeypatch):
+    installed = write(tmp_path / "a" / ".venv" / "site-packages", own_installed="from torch import nn\nnet = nn.Identity\n")
+    write(tmp_path / "a", own_installed="from own_installed import net\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    assert type(create_model(f"{tmp_path}/a/own_installed.py:net", num_classes=3)) is nn.Identity
+    assert sys.modules["own_installed"].__file__ == f"{installed}/own_installed.py"
+
+
+def test_a_file_named_as_letkd_does_not_replace_it(tmp_path):
+    write(
+        tmp_path, letkd="from letkd import create_model\ndef net():\n    return create_model('resnet8_tiny', num_classes=3)\n"
+    )
+    (tmp_path / "__main__.py").touch()
+    known = sys.modules["__main__"]
+    assert create_model(f"{tmp_path}/letkd.py:net", num_classes=3).num_classes == 3
+    assert sys.modules["__main__"] is known
+
+
+def test_a_package_that_is_installed_later_does_not_replace_a_file(program, tmp_path, folders, monkeypatch):
+    assert scale_of(folders[0] / "model.py") == 2
+    installed = write(tmp_path / "site-packages", own_layers="")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    of_program = importlib.import_module("own_layers")
+    assert scale_of(folders[0] / "lazy.py") == 2
+    assert sys.modules["own_layers"] is of_program
+
+
+def test_installed_packages_that_a_file_adds_to_the_path_stay_there(program, tmp_path, monkeypatch):
+    installed = write(tmp_path / "site-packages", own_installed="from torch import nn\nnet = nn.Identity\n")
+    write(tmp_path, model=f"import sys\nsys.path.append({str(installed)!r})\nfrom own_installed import net\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    create_model(f"{tmp_path}/model.py:net", num_classes=3)
+    assert str(installed) in sys.path
+    assert sys.modules["own_installed"].net is nn.Identity
+
+
+def test_folders_that_a_file_adds_to_the_path_are_its_own(tmp_path):
+    net = """
+        import os, sys
+        sys.path.insert(0, os.path.join(os.path.dirname(__file__), "source"))
+        from own_layers import Act
+        def net():
+            import own_lazy
+            return Act()
+    """
+    path = list(sys.path)
+    for name, scale in (("a", 2.0), ("b", 3.0)):
+        write(tmp_path / name, model=net, source__own_layers=LAYERS.format(scale=scale), source__own_lazy="")
+    for _ in range(2):
+        assert [scale_of(tmp_path / name / "model.py") for name in "ab"] == [2, 3]
+    assert sys.path == path
+
+
+def test_a_file_builds_a_network_from_a_file_in_another_folder(tmp_path, folders):
+    net = f"""
+        from own_layers import SCALE
+        from letkd import create_model
+        inner = create_model("{folders[1]}/model.py:net", num_classes=3)
+        def net():
+            import own_more
+            from torch import nn
+            return nn.Sequential(create_model("{folders[0]}/lazy.py:net", num_classes=3), inner, own_more.Act())
+    """
+    write(folders[0], outer=net, own_more="from own_layers import Act")
+    assert scale_of(folders[0] / "outer.py") == 2 * 3 * 2
+    write(tmp_path / "c", model=NET)
+    write(folders[0], failing=net.replace(f"{folders[1]}/model", f"{tmp_path}/c/model"))
+    sentence(f"{folders[0]}/failing.py:net", "No module named 'own_layers'")
+
+
+def test_files_imported_next_to_a_file_that_fails_are_taken_back(tmp_path, folders):
+    known, path = set(sys.modules), list(sys.path)
+    write(
+        folders[0],
+        bad="import own_layers\nimport letkd_no_such_dependency\n",
+        bad_net="def net():\n    import own_layers\n    1 / 0\n",
+    )
+    sentence(f"{folders[0]}/bad.py:net", "No module named 'letkd_no_such")
+    sentence(f"{folders[0]}/bad_net.py:net", "failed with ZeroDivisionError")
+    assert sys.path == path
+    assert all(name.startswith("letkd_own_") for name in set(sys.modules) - known)
+    assert scale_of(folders[1] / "model.py") == 3
+
+
+def test_threads_get_the_modules_of_their_folders(folders):
+    for folder in folders:
+        write(folder, slow="import time\ntime.sleep(0.05)\nfrom own_layers import Act\ndef net():\n    return Act()\n")
+    path = list(sys.path)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(scale_of, [folder / "slow.py" for folder in folders] * 2)) == [2, 3, 2, 3]
+    assert sys.path == path

@@ -124,6 +124,40 @@ def test_the_callers_taps_come_before_the_models_own():
     assert as_taps(Net(4)) == {}
 
 
+@pytest.mark.parametrize("own", ["last", 3, ["last"], {"last": 3}, {0: "last"}, {"here": Tap("last"), "there": 3}])
+def test_a_models_taps_with_another_meaning_are_ignored(own):
+    net = Net(4)
+    net.taps = own
+    assert as_taps(net) == {}
+    assert as_taps(net, {"mine": "last"}) == {"mine": Tap("last")}
+
+
+def test_a_models_own_taps_may_be_written_as_text():
+    net = Net(4)
+    net.taps = {"mine": "last:input", "pooled": Tap("fc", io="input")}
+    assert as_taps(net) == {"mine": Tap("last", io="input"), "pooled": Tap("fc", io="input")}
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        (
+            lambda net: {"here": net.last},
+            "the tap 'here' of Net is a Sequential, but must be the path of a module; write it as in",
+        ),
+        (lambda net: {"here": None}, "the tap 'here' of Net is a NoneType, but must be the path of a module"),
+        (lambda net: {"here": Tap(net.last)}, "a tap has a Sequential as its path; write the path of a module as text"),
+        (lambda net: "last", "the taps of Net were given as a str; pass a dictionary"),
+        (lambda net: ["last"], "the taps of Net were given as a list; pass a dictionary"),
+    ],
+)
+def test_wrong_taps_of_the_caller_are_told(named, sentence):
+    net = Net(4)
+    with pytest.raises(TapError, match=sentence) as caught:
+        as_taps(net, named(net))
+    assert "\n" not in str(caught.value)
+
+
 def test_probe_leaves_no_trace():
     net = a_net(4, seed=0).train()
     net.last[0].bn.eval()
@@ -227,7 +261,9 @@ def test_graft_says_what_is_in_the_way():
     net = Net(4)
     with pytest.raises(TapError, match=r"Net has no module 'lost'; nearest: last"):
         graft(net, nn.Identity(), after="lost")
-    with pytest.raises(TapError, match=r"module 'last.0' of Net already has a child 'conv', such as a layer .*; choose another name"):
+    with pytest.raises(
+        TapError, match=r"module 'last.0' of Net already has a child 'conv', such as a layer .*; choose another name"
+    ):
         graft(net, nn.Identity(), after="last.0", name="conv")
     assert list(net.state_dict()) == list(Net(4).state_dict())
 
