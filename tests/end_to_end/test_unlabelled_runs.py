@@ -138,11 +138,6 @@ def test_methods_that_need_labels_say_so(method, why, teacher, pictures):
         ("ce", ["data.name=images"], "images have no labels, but cross-entropy needs them: choose a method"),
         (
             "kd",
-            ["data.unlabelled_share=1", "weights=auto"],
-            "the weight of 'kd' is 'auto', a share of the gradient of 'ce', whose weight",
-        ),
-        (
-            "kd",
             ["data.name=images", "weights.ce=0.5"],
             "weights.ce is set, but no image in a batch has a label for a cross-entropy",
         ),
@@ -151,6 +146,10 @@ def test_methods_that_need_labels_say_so(method, why, teacher, pictures):
 def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):
     with pytest.raises(RecipeError, match=sentence):
         resolve("digits/tiny", method=method, settings=settings)
+
+
+def test_batches_without_labels_have_no_cross_entropy():
+    assert resolve("digits/tiny", method="kd", settings=["data.unlabelled_share=1"]).weights["ce"] == 0
 
 
 def test_a_probe_without_labels_is_told_before_training(teacher, pictures, tmp_path):

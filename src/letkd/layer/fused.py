@@ -103,7 +103,7 @@ def _moments(x: Tensor, *, of_all: bool) -> tuple[Tensor, Tensor, Tensor | float
     total = x.sum(dim=0)
     if of_all and is_distributed():
         sums = all_reduce(torch.cat([total, total.new_tensor([len(x)])]))
-        n = sums[-1]  # stays on the device; at least one pixel per process
+        n = sums[-1].detach()  # stays on the device; at least one pixel per process
         m = sums[:-1] / n
         return m, all_reduce((x - m).T @ (x - m)) / n, n
     n = float(len(x))
