@@ -3,14 +3,11 @@
 import json
 import math
 import os
-import platform
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,19 +15,17 @@ import tomli_w
 from pydantic import TypeAdapter
 
 from letkd.distiller.student import STUDENT
-from letkd.distributed.processes import world
 from letkd.errors import LetkdError, RunError
 from letkd.files import SCRAP, hold, must_be_utf8, read_plain, refuse_link, refuse_links, sweep, write_whole
 from letkd.progress import say
 from letkd.recipes.schedule import why_not_extended
 from letkd.recipes.schema import Recipe, validate
+from letkd.runs.environment import environment
 from letkd.runs.records import NOTE, RESULT, TABLE, EpochRow, Note, Result, reason
 
 FREE = frozenset(("title", "data.workers"))  # settings that change nothing in a run
-PLACES = frozenset(
-    ("data.root", "data.unlabelled", "teacher.weights")
-)  # may change until the end: `inputs` knows what is there
-LIBRARIES = ("letkd", "torch", "numpy", "faiss-cpu", "scikit-learn", "lightning-fabric", "safetensors")
+# These may change until the run is finished, because `inputs` has fingerprints of what was there.
+PLACES = frozenset(("data.root", "data.unlabelled", "teacher.weights"))
 Tell = Callable[[str], object]
 
 
@@ -361,34 +356,6 @@ def _row(line: bytes, epoch: int) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row.model_dump(exclude_unset=True) if row.epoch == epoch else None
-
-
-def environment() -> dict[str, Any]:
-    """What could affect the numbers: versions, machine, threads, processes."""
-    import torch
-
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    cuda = torch.cuda.is_available()
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-        "libraries": versions,
-        "threads": torch.get_num_threads(),
-        "processes": world(),
-        "cuda": torch.version.cuda if cuda else None,
-        "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "gpu": torch.cuda.get_device_name() if cuda else None,
-        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "command": [word.encode("utf-8", "backslashreplace").decode() for word in sys.argv[1:]],
-    }
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:

@@ -126,8 +126,8 @@ def build_distiller(recipe: Recipe, data: Dataset) -> Distiller:
     built = None
     if not data.has_labels and recipe.teacher is not None and recipe.teacher.weights is not None:
         built = build_teacher(recipe.teacher, data)  # before the student, which gets as many classes
-    head = HEAD if built is None else count_logits(built[0], built[1](example))
-    student = build_student(recipe.student, data, data.num_classes or head)
+    head = None if built is None else count_logits(built[0], built[1](example))
+    student = build_student(recipe.student, data, data.num_classes or head or HEAD)
     _check_classes(recipe.student.model, student, data, example)
     freeze(student, recipe.student.freeze)
     smoothing = recipe.train.label_smoothing
@@ -207,11 +207,10 @@ class _NetworkTaps:
 
 def _check_classes(name: str, student: nn.Module, data: Dataset, example: Tensor) -> None:
     """Raise if the data has labels and the student another number of logits."""
-    output, _ = run_once(Taps(student, {}), example)
-    logits = logits_in(output)
-    if data.has_labels and logits is not None and logits.ndim == 2 and logits.shape[1] != data.num_classes:
+    count = count_logits(student, example) if data.has_labels else None
+    if count not in (None, data.num_classes):
         raise RecipeError(
-            f"{name} returns {logits.shape[1]} logits, and {data.name} has {data.num_classes} classes; let the callable take `num_classes`"
+            f"{name} returns {count} logits, and {data.name} has {data.num_classes} classes; let the callable take `num_classes`"
         )
 
 
@@ -221,12 +220,12 @@ def _with_layout(distiller: Distiller, recipe: Recipe) -> Distiller:
     return distiller
 
 
-def count_logits(model: nn.Module, example: Tensor) -> int:
-    """Number of logits of a network; `HEAD` if it has none."""
+def count_logits(model: nn.Module, example: Tensor) -> int | None:
+    """Number of logits of a network; None if it has none."""
     like = next(model.parameters(), example)
     output, _ = run_once(Taps(model, {}), example.to(like.device, like.dtype))
     logits = None if is_backbone(model) else logits_in(output)
-    return HEAD if logits is None else logits.shape[1]
+    return None if logits is None or logits.ndim != 2 else logits.shape[1]
 
 
 def build_student(table: Network, data: Dataset, num_classes: int | None = None) -> nn.Module:

@@ -17,7 +17,7 @@ from letkd.progress import say
 from letkd.runs.evaluation import Accuracy, Predictions, score
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
-from letkd.training.build import count_logits, eval_loader
+from letkd.training.build import HEAD, count_logits, eval_loader
 from letkd.training.heldout import held_out_terms
 from letkd.training.probe import probe_student
 from letkd.training.state import Clock, State
@@ -118,7 +118,7 @@ def _exported(evaluation: Evaluation, steps: Steps, *, averaged: bool = False) -
             student,
             run.averaged_student if averaged else run.student,
             model=run.recipe.student.model,
-            num_classes=data.num_classes or count_logits(student, torch.zeros(1, 3, *data.image_size)),
+            num_classes=data.num_classes or count_logits(student, torch.zeros(1, 3, *data.image_size)) or HEAD,
             classes=data.classes,
             mean=data.mean,
             std=data.std,

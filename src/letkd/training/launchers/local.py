@@ -89,9 +89,8 @@ def _gpu(slot: int) -> str | None:
 
 def _work(task: Task, result: Connection, threads: int, gpu: str | None) -> None:
     set_quiet(True)
-    multiprocessing.set_start_method(
-        multiprocessing.get_all_start_methods()[0], force=True
-    )  # the system's default, to decode images
+    # Processes that decode images start in the system's way: this one would spawn them, too, and each would import torch.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     torch.set_num_threads(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA has not been used yet, and reads this at its first use
