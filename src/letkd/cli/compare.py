@@ -2,17 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from letkd.cli import options as o
-from letkd.cli.recipe_options import refuse_code
+from letkd.cli.recipe_options import RecipeOptions, refuse_code
 from letkd.cli.threads import tell_if_busy
 from letkd.errors import RecipeError, RunError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from letkd.training.launchers import Launcher
     from letkd.training.trials import Variant
@@ -24,7 +24,8 @@ def compare(
         typer.Argument(help="Pair, such as digits/tiny, or your own TOML file.", show_default=False),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Use the first pair of this data set instead of PAIR.", show_default=False)
+        str | None,
+        typer.Option(help="Data set, as for `letkd train`. Without PAIR and --student: its first pair.", show_default=False),
     ] = None,
     methods: Annotated[
         str | None,
@@ -44,7 +45,11 @@ def compare(
     cache: o.Cache = False,
     log: o.Log = None,
     root: o.Root = None,
+    teacher: o.Teacher = None,
     teacher_weights: o.TeacherWeights = None,
+    teacher_tap: o.TeacherTap = None,
+    student: o.Student = None,
+    student_tap: o.StudentTap = None,
     preset: o.Preset = None,
     settings: o.Settings = None,
     trust: o.Trust = False,
@@ -55,19 +60,32 @@ def compare(
     from letkd.recipes import list_pairs, resolve_with_sources
     from letkd.training.trackers import parse_trackers
 
-    if pair is None:
+    if pair is None and student is None:
         if data is None:
-            raise RecipeError(f"no pair is named; give one of {', '.join(list_pairs())}, your own TOML file, or --data")
-        pair = o.first_pair(data)
+            raise RecipeError(
+                f"no pair is named; give one of {', '.join(list_pairs())}, your own TOML file, or --data, --student and --teacher"
+            )
+        pair, data = o.first_pair(data), None
+    networks = RecipeOptions(
+        cell=pair, data=data, root=root, teacher=teacher, teacher_tap=teacher_tap, student=student, student_tap=student_tap
+    )
     rows = _rows(pair, methods)
     if against is not None and against not in rows:
         raise RecipeError(f"--against {against!r} is not a row of this comparison; nearest: {nearest(against, rows)}")
-    name = Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
+    name = _folder_name(pair, data, student)
     folder = out or Path("runs") / f"compare-{name}{f'-{preset}' if preset else ''}{'-quick' if quick else ''}"
     values = [f"train.cache_views={o.CACHE_VIEWS}"] if cache else []
-    values += [*([] if root is None else [f"data.root={str(root)!r}"]), *(settings or [])]
-    for method in () if trust else rows:
-        refuse_code(pair, *resolve_with_sources(pair, method=method, preset=preset, settings=values, quick=quick))
+    values += settings or []
+    for method in rows:
+        recipe, sources = resolve_with_sources(
+            pair, method=method, preset=preset, overrides=networks.values, settings=values, quick=quick
+        )
+        if recipe.methods and recipe.teacher is None:
+            raise RecipeError(
+                f"{method} needs a teacher, but none is named; name one with --teacher MODEL, or in your file's [teacher]"
+            )
+        if not trust:
+            refuse_code(pair, recipe, sources)
     show(
         pair,
         rows,
@@ -75,23 +93,30 @@ def compare(
         trials=trials,
         seed=seed,
         preset=preset,
+        overrides=networks.values,
         settings=values,
         quick=quick,
         teacher_weights=teacher_weights,
-        title=f"{pair}: one student, side by side",
+        title=f"{pair or student}: one student, side by side",
         against=against or next((row for row in rows if row != "teacher"), None),
         launcher=o.launcher(launcher, jobs, folder),
         log=parse_trackers(log),
     )
 
 
-def _rows(pair: str, methods: str | None) -> list[str]:
+def _folder_name(pair: str | None, data: str | None, student: str | None) -> str:
+    if pair is None:
+        return "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{data}-{student}")
+    return Path(pair).stem if pair.endswith(".toml") else pair.replace("/", "-")
+
+
+def _rows(pair: str | None, methods: str | None) -> list[str]:
     """The rows to compare, without duplicates."""
     from letkd.recipes import list_rows, resolve
     from letkd.report.paper import named_methods
 
     own = []
-    if pair.endswith(".toml"):
+    if pair is not None and pair.endswith(".toml"):
         own = list_rows(pair)
         if odd := [row for row in own if not re.fullmatch(r"\w[\w.+-]*", row)]:
             raise RecipeError(
@@ -109,7 +134,7 @@ def _rows(pair: str, methods: str | None) -> list[str]:
 
 
 def show(
-    pair: str,
+    pair: str | None,
     methods: "Sequence[str | Variant]",
     folder: Path,
     *,
@@ -119,6 +144,7 @@ def show(
     title: str,
     seed: int | None = None,
     preset: str | None = None,
+    overrides: "Mapping[str, Any] | None" = None,
     quick: bool = False,
     against: str | None = None,
     launcher: "Launcher | None" = None,
@@ -139,6 +165,7 @@ def show(
         trials=trials,
         seed=seed,
         preset=preset,
+        overrides=overrides,
         settings=settings,
         teacher_weights=teacher_weights,
         quick=quick,

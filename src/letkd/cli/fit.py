@@ -11,11 +11,12 @@ from letkd.cli.recipe_options import RecipeOptions, with_recipe_options
 @with_recipe_options
 def fit(
     chosen: RecipeOptions,
+    preset: o.Preset = None,
     out: o.Out = None,
     force: Annotated[bool, typer.Option("--force", help="Fit even if a matching fitted file exists.")] = False,
 ) -> None:
     """Fit the teacher's supervision (Alg. 1 and 2) and save it. A matching file that exists is reused."""
-    recipe = chosen.resolve()
+    recipe = chosen.resolve(preset=preset)
     from letkd.files import refuse_links, tidy
     from letkd.runs.folder import RunFolder
     from letkd.training import build

@@ -16,7 +16,12 @@ Cell = Annotated[
     str | None,
     typer.Argument(help="Cell, such as cifar100/rn56-rn20/letkd-2, a pair, or your own TOML file.", show_default=False),
 ]
-Method = Annotated[str | None, typer.Option(help="Method: ce, kd, quest, letkd-1, letkd-2, …", show_default=False)]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="Method, such as kd or letkd-1-sharp; `letkd methods` lists all.", show_default="the recipe's, or ce: no teacher"
+    ),
+]
 Data = Annotated[
     str | None,
     typer.Option(

@@ -30,6 +30,20 @@ class RecipeOptions:
     settings: o.Settings = None
     trust: o.Trust = False
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is given, by dotted key of the recipe."""
+        values = {
+            "data.name": self.data,
+            "data.root": _text(self.root),
+            "teacher.model": self.teacher,
+            "teacher.weights": _text(self.teacher_weights),
+            "teacher.taps": dict(_pair(text, "--teacher-tap") for text in self.teacher_tap or []) or None,
+            "student.model": self.student,
+            "student.taps": dict(_pair(text, "--student-tap") for text in self.student_tap or []) or None,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
     def resolve(
         self,
         more_settings: Sequence[str] = (),
@@ -50,18 +64,8 @@ class RecipeOptions:
         from letkd.progress import say
         from letkd.recipes import derived_values, resolve_with_sources
 
-        values: dict[str, Any] = {
-            "data.name": self.data,
-            "data.root": _text(self.root),
-            "teacher.model": self.teacher,
-            "teacher.weights": _text(self.teacher_weights),
-            "teacher.taps": dict(_pair(text, "--teacher-tap") for text in self.teacher_tap or []) or None,
-            "student.model": self.student,
-            "student.weights": _text(student_weights),
-            "student.taps": dict(_pair(text, "--student-tap") for text in self.student_tap or []) or None,
-            **more,
-        }
-        given = {key: value for key, value in values.items() if value is not None}
+        more = {"student.weights": _text(student_weights), **more}
+        given = self.values | {key: value for key, value in more.items() if value is not None}
         settings = [*(self.settings or []), *more_settings]
         if self.cell is None and not (given or settings):
             raise RecipeError(
@@ -72,9 +76,19 @@ class RecipeOptions:
         )
         if not self.trust:
             refuse_code(self.cell, recipe, sources)
-        for line in derived_values(recipe, sources) if tell else []:
+        lines = derived_values(recipe, sources)
+        if recipe.teacher is not None and not recipe.methods and not self._names_a_method:
+            lines.append(
+                "no method is named, so the student trains alone, without the teacher; name one with --method, such as kd"
+            )
+        for line in lines if tell else []:
             say(line)
         return recipe
+
+    @property
+    def _names_a_method(self) -> bool:
+        in_cell = self.cell is not None and not self.cell.endswith(".toml") and self.cell.count("/") > 1
+        return self.method is not None or in_cell
 
 
 def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:

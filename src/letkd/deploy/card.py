@@ -153,9 +153,7 @@ def _measurement(measured: Measured | None) -> str:
     if measured is None:
         return ""
     if measured.weights in (LAST, AVERAGED):
-        return (
-            f" The reported accuracy is that of the {measured.weights}; the test split was read once, at the end of training."
-        )
+        return f" The reported accuracy is that of the {measured.weights}; the test split was used only after the last epoch."
     return f" The reported accuracy was measured {measured.weights}."
 
 

@@ -129,7 +129,8 @@ class Teacher(Network):
         default=None, description="side, or height and width, of its input images"
     )
     classes: list[str] | str | None = Field(
-        default=None, description="its classes in the order of its logits: names, or a text file with one name per line"
+        default=None,
+        description='its classes in the order of its logits: names, a text file with one per line, or "data" for the order of the data',
     )
 
 
@@ -212,7 +213,7 @@ class Train(_Table):
     cache_views: int | None = Field(
         default=None,
         ge=1,
-        description="number of fixed views per image; the teacher runs once on each. auto: a third of the epochs, at most 10. "
+        description='number of fixed views per image, or "auto" for a third of the epochs, at most 10; the teacher runs once on each. '
         "Default: new views in every epoch",
     )
     cache_teacher: bool = Field(
@@ -263,7 +264,7 @@ class Recipe(_Table):
     )
     weights: Weights = Field(
         default={},
-        description="weights of the loss terms by name: numbers, or auto to measure them (docs/training.md); default: 1 per term",
+        description='weights of the loss terms by name: numbers or "auto", which measures them (docs/training.md); default: 1 per term',
     )
     phases: list[Phase] = Field(default=[], description="phases before the main training")
     probe: Probe | None = Field(default=None, description="labelled images to evaluate the student's features on")
@@ -292,12 +293,15 @@ def validate(table: dict[str, Any], source: str) -> Recipe:
         raise RecipeError(f"{source}: " + "; ".join(_sentence(item) for item in error.errors())) from None
 
 
+MISSING = {"data.name": "; name the data set with --data", "student.model": "; name the student with --student"}
+
+
 def _sentence(item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"unknown key {key!r} (nearest: {nearest(str(item['loc'][-1]), _sibling_keys(item['loc']))})"
     if item["type"] == "missing":
-        return f"{key!r} is missing"
+        return f"{key!r} is missing{MISSING.get(key, '')}"
     return f"{key!r} is {item['input']!r:.200}: {item['msg'].removeprefix('Value error, ')}"
 
 

@@ -73,7 +73,7 @@ def train(
         on_step: called after every step, with the epoch and the number of its completed steps.
 
     Under torchrun or SLURM, all processes call this function and share the work. The result is that of the last epoch. The best
-    validation epoch is saved as well. The test split is read once, at the end.
+    validation epoch is saved as well. The test split is used only after the last epoch.
 
     Examples:
         >>> import tempfile, letkd

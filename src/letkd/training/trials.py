@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from letkd.errors import LetkdError, RecipeError, RunError, UnsupportedPair
 from letkd.files import refuse_link
@@ -89,13 +90,14 @@ class Variant:
 
 
 def compare(
-    pair: str,
+    pair: str | None,
     methods: Sequence[str | Variant],
     folder: str | Path,
     *,
     trials: int,
     seed: int | None = None,
     preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     teacher_weights: str | Path | None = None,
     quick: bool = False,
@@ -105,10 +107,10 @@ def compare(
     """Train the pair's student with each method, on the same data, with the same teacher and fitted supervision.
 
     Args:
-        pair: a built-in pair, or a user's TOML file.
+        pair: a built-in pair, or a user's TOML file; None if `overrides` name the networks and the data.
         methods: names of methods or of rows in the file, or variants of them.
         seed: first seed of every row; default: the recipe's. It does not apply to the teacher.
-        preset: training settings for all rows and for the teacher; see `resolve`.
+        preset, overrides, settings: for all rows and for the teacher; see `resolve`.
         teacher_weights: a trained teacher for all rows; default: that of each row in the file. If a row has none, the teacher is
             trained first, once.
         quick: shrink every recipe, including the teacher's, to a smoke run.
@@ -121,12 +123,13 @@ def compare(
     folder = Path(folder)
     rows = []
     variants = [method if isinstance(method, Variant) else Variant(method, method) for method in methods]
+    common = dict(overrides or {})
     recipes, lines = {}, set()
     for variant in variants:  # wrong names before any work
         refuse_link(folder / variant.name)
         values = [*variant.settings, *settings]
         recipes[variant.name], sources = resolve_with_sources(
-            pair, method=variant.method, preset=preset, settings=values, quick=quick
+            pair, method=variant.method, preset=preset, overrides=common, settings=values, quick=quick
         )
         lines.update(derived_values(recipes[variant.name], sources))
     for line in sorted(lines):
@@ -137,8 +140,9 @@ def compare(
     if teacher_weights is None:
         taught = [v for v in variants if (teacher := recipes[v.name].teacher) is not None and teacher.weights is None]
     if teacher_weights is None and (taught or not variants):
-        teacher = _with_train(resolve(pair, method="teacher", preset=preset, settings=settings, quick=quick), cache_views=None)
-        say(f"training the teacher of {pair}")
+        teacher = resolve(pair, method="teacher", preset=preset, overrides=common, settings=settings, quick=quick)
+        teacher = _with_train(teacher, cache_views=None)
+        say(f"training the teacher, {teacher.student.model}")
         teacher_run = RunFolder(folder / "teacher")
         refuse_link(teacher_run.path)
         rows.append(Row(teacher.title, [_train_one(teacher, teacher_run.path, launcher, log)], name="teacher"))
@@ -146,7 +150,7 @@ def compare(
         variants = [variant for variant in variants if variant.name != "teacher"]  # this is its row
         recipes.pop("teacher", None)
     if teacher_weights is not None:
-        weights = {"teacher.weights": str(teacher_weights)}
+        weights = {**common, "teacher.weights": str(teacher_weights)}
         for variant in taught:
             values = [*variant.settings, *settings]
             recipes[variant.name] = resolve(
@@ -258,8 +262,8 @@ def _unsupported(why: str) -> str:
     return f"does not support this pair: {why}"
 
 
-def _column(pair: str, recipe: Recipe) -> str:
+def _column(pair: str | None, recipe: Recipe) -> str:
     """The pair's name in reports."""
-    if not pair.endswith(".toml"):
+    if pair is not None and not pair.endswith(".toml"):
         return pair
     return f"{recipe.data.name}/{recipe.teacher.model}-{recipe.student.model}" if recipe.teacher else recipe.data.name
