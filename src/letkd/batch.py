@@ -40,10 +40,13 @@ class Batch:
     target: Any = None
     labelled_per_process: float | None = None  # mean over the processes that share a batch; None: one process has all of it
     all_labelled: bool | None = None  # None: unknown, because reading the labels would wait for the device
+    index_on_cpu: Tensor | None = None  # `index`, read by the cache of the teacher without waiting for the device
 
     def __post_init__(self):
         if self.y is None and isinstance(self.x, Tensor) and self.x.ndim:
             self.y = torch.full((len(self.x),), UNLABELLED, device=self.x.device)
+        if self.index_on_cpu is None and isinstance(self.index, Tensor) and self.index.device.type == "cpu":
+            self.index_on_cpu = self.index
         labels = [y for y in (self.y, self.y2) if isinstance(y, Tensor) and _whole(y) and y.dtype.is_signed]
         if self.all_labelled is None and all(y.device.type == "cpu" for y in labels):
             self.all_labelled = not any(bool((y < 0).any()) for y in labels)

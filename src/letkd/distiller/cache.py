@@ -169,7 +169,7 @@ class TeacherCache:
             self.prepare(batch.view)
         teacher: dict[str, Tensor] = {}
         labels: dict[str, Labels] = {}
-        index = batch.index.tolist()
+        index = (batch.index if batch.index_on_cpu is None else batch.index_on_cpu).tolist()
         for name, item in items.items():
             packed = _joined([self._shards[name][i // SHARD].image(i % SHARD) for i in index])
             item.unpack({key: rows.to(batch.x.device) for key, rows in packed.items()}, teacher, labels)

@@ -20,7 +20,7 @@ from letkd.distiller.task import Criterion, Task, class_terms, method_terms, tas
 from letkd.distiller.teacher_input import TeacherInput
 from letkd.distiller.weights import AutoWeights, Weight, check_weights, nothing_to_learn
 from letkd.errors import DataError, LetkdError, NonFiniteError, TapError, UnsupportedPair
-from letkd.methods.base import Fitting, Lessons, Method, Side, View, need_equal_classes, need_unused
+from letkd.methods.base import Fitting, Lessons, Method, Reads, Side, View, need_equal_classes, need_own_parameters, need_unused
 from letkd.modules import copied
 from letkd.progress import track
 from letkd.supervision.artefacts import Origin
@@ -53,7 +53,8 @@ class Distiller(nn.Module):
         example: an input `[1 3 H W]`, to find the shapes at the taps. Not needed for zoo models.
         criterion: `criterion(logits, y) -> scalar`, replaces the cross-entropy; its term is still called `ce`. For mixed images it is
             called with each of the two labels and weighted by their shares, so it only needs to handle class indices. It gets only
-            images with a label, and is not called if there are none. If it is a module, its parameters are trained.
+            images with a label; if there are none, it gets all images with class 0, and its value is multiplied by 0. If it is a
+            module, its parameters are trained.
         task: `task(output, batch) -> {name: term}`, replaces the criterion and its term `ce`, for students that do not classify.
             `output` is the student's output, of any type and shape; `batch.target` is what the loader yields with the images. If it
             is a module, its parameters are trained. The teacher, too, may return anything, unless a method reads logits.
@@ -124,6 +125,7 @@ class Distiller(nn.Module):
         self._student_reads, self._teacher_reads = Taps(student, {}), None
         if teacher is not None:
             check_model(teacher, hooks=False)
+            need_own_parameters(student, teacher)
             self._frozen = (teacher.eval().requires_grad_(False),)
             self._build(methods, teacher, student_taps, teacher_taps, example, weights or {})
         else:
@@ -176,6 +178,7 @@ class Distiller(nn.Module):
         need_unused(methods)
         try:
             for method in methods:
+                method.reads = Reads()  # not those of a pair that was refused
                 method.build(here, there)
                 method.to(_device(self.student))
             sites = Counter(site for method in methods for site in method.fittings())

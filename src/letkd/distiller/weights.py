@@ -147,7 +147,7 @@ class AutoWeights(nn.Module):
             own: the student's own loss.
             terms: by name. One that has a place but weight 0 is not among them, and its measurements stay.
             features: the student's, by role.
-            checks: raise an error if a gradient is zero; this waits for the device.
+            checks: raise an error if a term has no gradient where the own loss has one; this waits for the device.
         """
         none = own.new_zeros(2, dtype=torch.float32)
         found = [self._squares(name, own, terms[name], features) if name in terms else none for name in self.places]
@@ -156,23 +156,30 @@ class AutoWeights(nn.Module):
             self.to(now.device)
         now = sum_of_all(now.to(self.squares.dtype))
         if checks:
-            for name, square in zip(self.places, now[1].tolist(), strict=True):
-                if square == 0 and name in terms:
+            for name, (own_square, square) in zip(self.places, now.T.tolist(), strict=True):
+                if square == 0 and own_square > 0 and name in terms:
                     raise self._no_gradient(name)
         done = self._measured or 0
         moved = self.squares.lerp(now, max(RECENT, 1 / (done + 1)))
-        # A batch without labels has no gradient of L and is skipped.
+        # A batch without labels has no gradient of L, or of a term that needs labels, and is skipped.
         self.squares.copy_(torch.where((now > 0).all(dim=0) & torch.isfinite(now).all(dim=0), moved, self.squares))
         self._measured = done + 1
         self.measured.fill_(self._measured)
 
     def _squares(self, name: str, own: Tensor, term: Tensor, features: Mapping[str, Tensor]) -> Tensor:
         """Squared norms of both gradients at the places of a term."""
-        f = [features[role] for role in self.places[name] if role in features and features[role].requires_grad]
-        if not f or not own.requires_grad or not term.requires_grad:
+        roles = [role for role in self.places[name] if role in features and features[role].requires_grad]
+        if not roles or not own.requires_grad or not term.requires_grad:
             raise self._no_gradient(name)
+        # Gradients of a map that was made of tokens are those of its tokens: the network goes on from these.
+        read = getattr(features, "read", {})
+        f = [read[role][0] if role in read else features[role] for role in roles]
         pairs = [torch.autograd.grad(SCALE * loss, f, retain_graph=True, allow_unused=True) for loss in (own, term)]
-        common = [(g, g_KD) for g, g_KD in zip(*pairs, strict=True) if g is not None and g_KD is not None]
+        common = [
+            tuple(read[role][1].to_map(g) if role in read else g for g in both)
+            for role, *both in zip(roles, *pairs, strict=True)
+            if all(g is not None for g in both)
+        ]
         if not common:
             raise self._no_gradient(name)
         return torch.stack([_square(side) for side in zip(*common, strict=True)])

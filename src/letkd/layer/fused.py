@@ -79,9 +79,13 @@ def unit_rows(x: Float[Tensor, "b d h w"]) -> Float[Tensor, "n d"]:
 def product_dtype(x: Tensor) -> torch.dtype:
     """The precision of products with K columns: autocast's if it is on and the device supports it, otherwise single or double."""
     kind = x.device.type
-    native = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    cast = native and torch.is_autocast_enabled(kind)
+    cast = torch.is_autocast_enabled(kind) and (kind != "cpu" or _cpu_has_bf16())
     return torch.get_autocast_dtype(kind) if cast else torch.promote_types(x.dtype, torch.float32)
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether products in bf16 are fast here; some builds of torch, such as those for Macs, lack the library that knows."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def bn_affine(

@@ -276,6 +276,7 @@ class Method(nn.Module):
     needs_labels: ClassVar[str] = ""  # why it cannot learn if no image has a label
     warmup: int = 0  # epochs until its terms have their full weight
     knows_images: ClassVar[bool] = False  # whether it stores a row per training image, so that other images have no terms
+    least_images: ClassVar[int] = 1  # in a batch, for its terms in eval mode
 
     def __init__(self):
         super().__init__()
@@ -355,6 +356,17 @@ def need_equal_classes(student: Side, teacher: Side, methods: Sequence[Method], 
         raise UnsupportedPair(
             f"the student {type(student.model).__name__} has {student.num_classes} classes and the teacher "
             f"{type(teacher.model).__name__} {teacher.num_classes}; {readers} compares their logits: build both for the same classes"
+        )
+
+
+def need_own_parameters(student: nn.Module, teacher: nn.Module) -> None:
+    """Raise an error if the networks share parameters that the student would train."""
+    frozen = set(teacher.parameters())
+    shared = [name for name, parameter in student.named_parameters() if parameter.requires_grad and parameter in frozen]
+    if shared:
+        raise LetkdError(
+            f"student and teacher share {len(shared)} parameters ({', '.join(shared[:3])}{', …' if len(shared) > 3 else ''}), which would "
+            "be frozen with the teacher; copy these modules with copy.deepcopy, or freeze them to keep them as they are"
         )
 
 

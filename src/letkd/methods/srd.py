@@ -49,6 +49,7 @@ class SRD(Method):
     )
     formulae: ClassVar = (normalise, srd_loss)
     reads_logits: ClassVar[bool] = False
+    least_images: ClassVar[int] = 2
     projector: nn.Linear
 
     def __init__(self, eps: Scale = 1e-5):
@@ -65,7 +66,7 @@ class SRD(Method):
 
     def terms(self, view: View) -> dict[str, Tensor]:
         p_S, p_T = (features["pooled"].flatten(1) for features in (view.student, view.teacher))
-        if len(p_S) < 2:
+        if len(p_S) < self.least_images:
             raise DataError("SRD normalises over the batch, but this batch has a single image; give every process at least two")
         with torch.autocast(p_S.device.type, enabled=False):
             r_S = self.projector(p_S.to(self.projector.weight.dtype))

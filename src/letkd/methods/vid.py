@@ -69,6 +69,7 @@ class VID(Method):
     def build(self, student: Side, teacher: Side) -> None:
         above = self.init_var - self.eps
         start = above + math.log(-math.expm1(-above))  # softplus(start) + eps = init_var
+        self.predictor, self.alpha = nn.ModuleDict(), nn.ParameterDict()
         for role in paired_stages(student, teacher):
             d_S, d_T = student.map_shape(role)[0], teacher.map_shape(role)[0]
             self.predictor[role] = predictor(d_S, d_T)

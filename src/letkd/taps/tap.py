@@ -110,12 +110,23 @@ def _is_table(value: object) -> TypeGuard[Mapping[str, Tap | str]]:
     )
 
 
+class Features(dict[str, Tensor]):
+    """Features by role, as maps or vectors.
+
+    `read` has those that were converted: the tensors as the model computes them, with their layouts.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.read: dict[str, tuple[Tensor, Layout]] = {}
+
+
 class Taps:
     """Runs a model and returns its output together with the features at its taps.
 
     Hooks exist only while the model runs, so between calls the model is unchanged and can be copied, pickled and exported.
-    A module that runs twice in one forward pass, or not at all, is an error, because its output would be ambiguous. Features that a
-    later module overwrites in place (`ReLU(inplace=True)` after a BN) are copied, and so is an input that the model itself overwrites
+    A module that runs twice in one forward pass, or not at all, is an error, because its output would be ambiguous. If a later module
+    overwrites features in place (`ReLU(inplace=True)` after a BN), it gets a copy of them, and so does a model that overwrites its input
     (`x -= mean`). The first call in each mode finds out, and runs the model again if features were overwritten.
 
     Tokens and channels-last maps are converted to maps [b d h w]; `layouts` contains their layouts by role, as of the last call.
@@ -135,7 +146,7 @@ class Taps:
         self._image: tuple[int, int] | None = None  # image size for which layers on tokens were built
         self._among_tokens = any(_is_among_tokens(model, tap.path) for tap in self.taps.values())
 
-    def __call__(self, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
+    def __call__(self, x: Tensor) -> tuple[Any, Features]:
         first = self.model.training not in self._seen and not (
             torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
         )
@@ -159,7 +170,9 @@ class Taps:
             self._check_shapes(x, features)
         for role, tap in self.taps.items():
             if tap.layout != "map":
-                features[role] = self._as_map(role, tap, features[role], x)
+                as_read = features[role]
+                features[role] = self._as_map(role, tap, as_read, x)
+                features.read[role] = as_read, self.layouts[role]
         return output, features
 
     def _check_shapes(self, x: Tensor, features: Mapping[str, Tensor]) -> None:
@@ -197,9 +210,9 @@ class Taps:
         tap = self.taps[role]
         return f"tap {role!r}: the {tap.io} of module {tap.path!r} of {type(self.model).__name__}"
 
-    def _run(self, x: Tensor) -> tuple[Any, dict[str, Tensor], set[str]]:
+    def _run(self, x: Tensor) -> tuple[Any, Features, set[str]]:
         """Output, features, and the roles whose features the model overwrote."""
-        features: dict[str, Tensor] = {}
+        features = Features()
         read: dict[str, tuple[Tensor, int]] = {}
         handles = []
         try:
@@ -229,9 +242,9 @@ class _Reader:
     ):
         self.features, self.read, self.role, self.tap, self.model, self.copy = features, read, role, tap, model, copy
 
-    def __call__(self, module: nn.Module, args: tuple, output: Any = None) -> None:
-        value = output if self.tap.io == "output" else (args[0] if args else None)
-        value = value if self.tap.layout == "map" else first_tensor(value)
+    def __call__(self, module: nn.Module, args: tuple, output: Any = None) -> Any:
+        passed: Any = output if self.tap.io == "output" else (args[0] if args else None)
+        value = passed if self.tap.layout == "map" else first_tensor(passed)
         where = f"tap {self.role!r}: the {self.tap.io} of module {self.tap.path!r} of {self.model}"
         if not isinstance(value, Tensor):
             raise TapError(f"{where} is a {type(value).__name__}, not a tensor; name a module inside it that returns one")
@@ -240,7 +253,13 @@ class _Reader:
                 f"{where} was computed twice in one forward pass; name a module that runs once (`letkd taps` marks these)"
             )
         self.read[self.role] = value, _version(value)
-        self.features[self.role] = value.clone() if self.copy else value
+        self.features[self.role] = value
+        if not self.copy:
+            return None
+        given = value.clone()  # the model overwrites it; what was read stays a part of the network, with its gradient
+        if passed is not value:
+            given = (given, *passed[1:])
+        return given if self.tap.io == "output" else (given, *args[1:])
 
 
 def _version(f: Tensor) -> int:

@@ -17,14 +17,17 @@ def held_out_terms(
 ) -> dict[str, float]:
     """Mean of every distillation term over images, in eval mode; with several processes, each passes its own share.
 
-    Omits the cross-entropy and methods that store their training images (CRD): they have no term for other images.
+    Omits the cross-entropy, methods that store their training images (CRD) and methods that compare two views (MLKD): they have no term
+    for these images. Terms that warm up have their full weight. A batch too small for a method (SRD: one image) is left out.
 
     Args:
         check_stop: called before each batch, equally often in all processes; it may raise to stop.
     """
     weights, cache = distiller.weights, distiller.cache
     methods = [method for method in distiller.methods if isinstance(method, Method)]
-    omitted = {"ce", *(name for method in methods if method.knows_images for name in method.term_names())}
+    without = [method for method in methods if method.knows_images or method.two_views]
+    omitted = {"ce", *(name for method in without for name in method.term_names())}
+    least = max((method.least_images for method in methods if method not in without), default=1)
     wanted = {name: float(bool(weight) and name not in omitted) for name, weight in weights.items()}
     if not any(wanted.values()):
         return {}
@@ -37,9 +40,9 @@ def held_out_terms(
         with at_rest(distiller), torch.random.fork_rng([device] if device.type == "cuda" else []):
             for batch in batches:
                 check_stop()
-                if not len(batch.y):
+                if len(batch.y) < least:
                     continue
-                terms = distiller(replace(batch.to(device), x=batch.x.to(device, like.dtype))).terms
+                terms = distiller(replace(batch.to(device), x=batch.x.to(device, like.dtype), epoch=None)).terms
                 found = {name: terms[name].item() for name, weight in wanted.items() if weight}
                 for name, value in {**found, "#images": 1.0}.items():
                     sums[name] = sums.get(name, 0.0) + value * len(batch.y)
