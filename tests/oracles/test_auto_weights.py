@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from letkd.batch import Batch
 from letkd.distiller import Distiller, weights
 from letkd.errors import LetkdError
-from letkd.methods import AT, KD, Method, letkd1, letkd2, quest
-from tests.support.pair import Net, a_distiller, a_stream
+from letkd.methods import AT, DKD, KD, TDD, LetKD, Method, Site, letkd1, letkd2, quest
+from letkd.supervision import SubclassSupervision
+from tests.support.pair import TAPS, Net, a_distiller, a_stream, a_student
+from tests.support.tokens import ViT
 
 CASES: dict[str, tuple[Callable[[], Method], dict[str, str | None]]] = {  # where each term is measured; None: the logits
     "kd": (KD, {"kd": None}),
@@ -153,13 +155,44 @@ def test_nothing_is_measured_outside_of_training():
     assert int(distiller.auto.measured) == 0
 
 
-def test_a_batch_without_labels_is_skipped():
-    distiller = distiller_of(KD, auto="auto")
+@pytest.mark.parametrize(
+    "make", [KD, partial(DKD, warmup=0), TDD, lambda: LetKD([Site("penultimate", SubclassSupervision(2, unlabelled="skip"))])]
+)
+def test_a_batch_without_labels_is_skipped(make):
+    distiller = a_distiller(method := make(), weights=dict.fromkeys(method.term_names(), "auto")).double().fit(stream())
     first, second = stream()[:2]
     distiller(first)
     before = distiller.auto_weights()
     distiller(Batch(second.x, torch.full_like(second.y, -1)))
     assert distiller.auto_weights() == before
+
+
+def test_at_tokens_the_gradients_are_those_of_the_patches():
+    taps = {"penultimate": "blocks.2:tokens"}
+    torch.manual_seed(0)
+    distiller = (
+        a_distiller(quest(6), student=ViT(), student_taps=taps, weights={"kd/penultimate": "auto"}).double().fit(stream())
+    )
+    one, batch, seen = copy.deepcopy(distiller), stream()[0], {}
+    one.student.blocks[2].register_forward_hook(partial(_keep_output, seen))
+    terms = one(batch).terms
+    ce, kd = (torch.autograd.grad(terms[name], seen["f"], retain_graph=True)[0][:, 3:] for name in ("ce", "kd/penultimate"))
+    distiller(batch)
+    assert distiller.auto_weights()["kd/penultimate"] == pytest.approx(float(ce.norm() / kd.norm()), rel=1e-9)
+
+
+def test_features_that_the_network_overwrites_are_measured_before():
+    torch.manual_seed(0)
+    plain = a_student()
+    overwrites = copy.deepcopy(plain)
+    overwrites.first[2].inplace = True
+    found = []
+    for student in (plain, overwrites):
+        taps = {**TAPS, "stage1": "first.1"}
+        distiller = a_distiller(AT(), student=student, student_taps=taps, weights={"at": "auto"}).double()
+        distiller(stream()[0])
+        found.append(distiller.auto_weights()["at"])
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
 class Constant(Method):

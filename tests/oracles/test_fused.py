@@ -1,6 +1,7 @@
 """The fused layer and loss against the plain ones: the same numbers, statistics and gradients, and nothing of K channels in between."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from letkd.distributed.sync_bn import sync_batch_norms
 from letkd.errors import DataError
 from letkd.functional import pixel_kl, pixels
 from letkd.layer import KDLayer, fused
-from letkd.methods import LetKD, Site
+from letkd.methods import LetKD, Site, letkd1, quest
 from letkd.methods.per_pixel import PerPixelMethod
 from letkd.methods.quest_kd import QUEST
 from letkd.supervision import KMeansSupervision
@@ -203,6 +204,16 @@ def test_where_the_processor_has_no_bf16_autocast_leaves_the_products_alone(monk
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert fused.product_dtype(torch.zeros(1)) == torch.float32
     assert fused.product_dtype(torch.zeros(1).double()) == torch.float64
+
+
+@pytest.mark.parametrize("method", [lambda: letkd1(6), lambda: quest(6)])
+def test_a_build_of_torch_without_onednn_is_enough(method, monkeypatch):
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())  # as in the wheels for Macs
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    distiller = a_distiller(method()).fit(a_stream())
+    distiller(a_stream()[0]).loss.backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fused.product_dtype(torch.zeros(1)) == torch.float32
 
 
 class Largest(TorchDispatchMode):

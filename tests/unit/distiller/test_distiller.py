@@ -20,6 +20,7 @@ from letkd.methods import AT, KD, QUEST, SRD, VID, FitNet, LetKD, ReviewKD, Site
 from letkd.methods.kd import kd_loss
 from letkd.supervision import ConvSupervision, KMeansSupervision, SubclassSupervision
 from letkd.taps import Tap, Taps
+from tests.support.methods import METHODS
 from tests.support.pair import SIZE, TAPS, a_distiller, a_stream, a_student, a_teacher, images, same_state, steps
 
 ANY = {"example": torch.zeros(1, 3, *SIZE)}
@@ -427,11 +428,36 @@ def test_a_method_serves_one_distiller():
         a_distiller(method)
 
 
-def test_a_method_whose_pair_was_refused_can_be_used_again():
-    method = letkd1(K=6)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_whose_pair_was_refused_can_be_used_again(name):
+    method = METHODS[name]()
     with pytest.raises(LetkdError):
-        a_distiller(method, weights={"kd/elsewhere": 1.0})
-    assert a_distiller(method).fit(a_stream())(a_stream()[0]).loss.isfinite()
+        a_distiller(method, weights={"elsewhere": 1.0})
+    again, once = a_distiller(method), a_distiller(METHODS[name]())
+    assert {key: value.shape for key, value in again.state_dict().items()} == {k: v.shape for k, v in once.state_dict().items()}
+    assert again.student_reads == once.student_reads
+    if not again.fittings():
+        assert again(a_stream()[0]).loss.isfinite()
+
+
+def test_what_a_refused_pair_had_more_of_is_forgotten():
+    method = VID()
+    more = {**TAPS, "stage4": "last", "stage4.preact": TAPS["stage3.preact"]}
+    with pytest.raises(LetkdError):
+        a_distiller(method, student_taps=more, teacher_taps=more, weights={"elsewhere": 1.0})
+    assert set(a_distiller(method).student_reads) == {"stage1", "stage2", "stage3"}
+    assert set(method.predictor) == {"stage1", "stage2", "stage3"}
+
+
+def test_parameters_that_both_networks_have_are_one_sentence():
+    student, teacher = a_student(), a_teacher()
+    student.last = teacher.last
+    with pytest.raises(
+        LetkdError, match=r"share 8 parameters \(last\.0\.conv\.weight, .*copy these modules with copy\.deepcopy"
+    ):
+        a_distiller(KD(), student=student, teacher=teacher)
+    teacher.last.requires_grad_(False)
+    a_distiller(KD(), student=student, teacher=teacher)(a_stream()[0]).loss.backward()
 
 
 class Checkpointed(nn.Module):

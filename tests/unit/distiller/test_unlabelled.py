@@ -1,5 +1,7 @@
 """Images without labels in a step and in the fits: each term counts the images that it should, and no others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +9,10 @@ import torch.nn.functional as F
 from letkd.batch import Batch
 from letkd.distiller import Distiller
 from letkd.errors import DataError, FitError, LetkdError, UnsupportedPair
-from letkd.methods import CRD, DKD, KD, MLKD, TDD, LetKD, Site, letkd1, letkd2, quest
+from letkd.methods import CRD, DKD, KD, MLKD, SRD, TDD, LetKD, ReviewKD, Site, letkd1, letkd2, quest
 from letkd.runs.evaluation import evaluate
 from letkd.supervision import KMeansSupervision, SubclassSupervision
+from letkd.training.heldout import held_out_terms
 from tests.support.pair import C, a_distiller, a_net, a_stream, a_student, a_teacher, same_state
 
 SOME = torch.tensor([True, False, True, True, False, False, True, False])
@@ -278,3 +281,26 @@ def test_k_from_the_data_needs_no_classes():
     method = LetKD([Site("penultimate", KMeansSupervision("auto"))])
     Distiller(dense(4), dense(5), method, task=per_pixel, images=24, **MAPS)
     assert method.sites["penultimate"].supervision.K == 4  # 24 images of 4x4 pixels, 64 or more per centre
+
+
+# ------------------------------------------------------------------------------------------------ held-out images
+
+
+def test_a_term_that_warms_up_has_its_full_weight_on_held_out_images():
+    batches = [replace(batch, epoch=1) for batch in a_stream()]
+    warm, full = (held_out_terms(at_rest(ReviewKD(warmup=warmup)), batches) for warmup in (20, 0))
+    assert warm == full
+    assert warm["reviewkd"] > 0
+
+
+def test_methods_that_compare_two_views_have_no_term_on_held_out_images():
+    batches = [Batch(batch.x, batch.y) for batch in a_stream()]
+    assert held_out_terms(at_rest(MLKD()), batches) == {}
+    assert set(held_out_terms(at_rest([MLKD(), SRD()]), batches)) == {"srd"}
+
+
+def test_a_last_batch_of_one_image_is_left_out_by_methods_that_normalise_over_the_batch():
+    batch = a_stream()[0]
+    one = Batch(batch.x[:1], batch.y[:1])
+    assert held_out_terms(at_rest(SRD()), [batch, one]) == held_out_terms(at_rest(SRD()), [batch])
+    assert held_out_terms(at_rest(KD()), [batch, one]) != held_out_terms(at_rest(KD()), [batch])
