@@ -124,7 +124,8 @@ class Batch:
 def _moved(part: Any, device: torch.device | str) -> Any:
     """Move tensors, alone or in a list, tuple or dictionary, to a device; anything else is returned unchanged."""
     if isinstance(part, Tensor):
-        return part.to(device)
+        # From pageable memory the copy is staged, so `part` may be changed or freed at once.
+        return part.to(device, non_blocking=torch.device(device).type == "cuda")
     if isinstance(part, Mapping):
         return {key: _moved(value, device) for key, value in part.items()}
     return [_moved(value, device) for value in part] if isinstance(part, list | tuple) else part

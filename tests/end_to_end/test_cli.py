@@ -210,6 +210,17 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
         (["train", "digits/tiny/kd", "--set", "methods.kd.T=warm"], "kd cannot be made of {'T': 'warm'}"),
         (["train", "digits/tiny/kd", "--set", "methods.kt.T=4"], "unknown method 'kt' (nearest: kd"),
         (["eval", "nowhere"], "nowhere does not exist"),
+        (["train", "--student", "resnet8", "--quick"], "'data.name' is missing; name the data set with --data"),
+        (
+            ["train", "digits/tiny/teacher", "--student-weights", "w.safetensors"],
+            "the row teacher trains the teacher's network, so student.weights has no effect; name the network with --teacher",
+        ),
+        (
+            ["compare", "--data", "digits", "--student", "resnet8_tiny", "--methods", "ce,kd"],
+            "kd needs a teacher, but none is named",
+        ),
+        (["compare"], "your own TOML file, or --data, --student and --teacher"),
+        (["compare", "digits/tiny", "--set", "train.time=60"], "has train.time, which only `letkd train --time` plans"),
     ],
 )
 def test_wrong_inputs_get_one_sentence_and_leave_nothing_behind(letkd, tmp_path, arguments, says):
@@ -220,6 +231,38 @@ def test_wrong_inputs_get_one_sentence_and_leave_nothing_behind(letkd, tmp_path,
     assert says in err
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["search", "digits/tiny/ce", "--over", "optim.lr=0.01..0.1"],
+        ["train", "digits/tiny/ce", "--trials", "2", "--jobs", "2"],
+        ["compare", "digits/tiny", "--jobs", "2"],
+    ],
+)
+def test_a_command_that_starts_its_runs_itself_is_not_started_by_torchrun(letkd, tmp_path, monkeypatch, command):
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    code, _, err = letkd(*command, "--out", "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "torchrun or SLURM started it in 2 processes, which would be one run; start it in one process" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_method_the_teacher_is_not_used_and_a_message_says_so(letkd, tmp_path):
+    alone = "no method is named, so the student trains alone, without the teacher"
+    assert alone in letkd("train", "digits/tiny", "--quick", "--out", "a")[2]
+    assert alone not in letkd("train", "digits/tiny/ce", "--quick", "--out", "b")[2]
+    assert alone not in letkd("train", "digits/tiny", "--method", "ce", "--quick", "--out", "c")[2]
+
+
+def test_a_fit_with_a_preset_is_that_of_the_training_with_it(letkd, teacher):
+    given = [*TINY, "--teacher", "resnet8_tiny", "--teacher-weights", teacher, "--preset", "fast", "--out", "run"]
+    assert letkd("fit", "digits/tiny/letkd-1", *given)[0] == 0
+    code, _, err = letkd("train", "digits/tiny/letkd-1", *given, "--epochs", 1)
+    assert code == 0, err
+    assert "same teacher, tap, data and settings; reused" in err
 
 
 def test_debug_shows_the_traceback(letkd):

@@ -22,11 +22,28 @@ from letkd.models import create_model, save_weights
 from letkd.models.weights import read_state_dict
 from letkd.recipes import resolve
 from letkd.recipes.schedule import phase_at
+from letkd.runs.folder import RunFolder
 from letkd.training.launchers import Local
 from letkd.training.launchers.tasks import Outcome
 from letkd.training.trials import Variant, compare
+from tests.support.runs import a_run
 
 SMALL = ["train.epochs=1", "data.fraction=0.05", "student.model=resnet8_tiny", "teacher.model=resnet8_tiny"]
+
+
+NETS = """
+from torch import nn
+
+def network(d, num_classes):
+    body = nn.Sequential(nn.Conv2d(3, d, 3, stride=4), nn.BatchNorm2d(d), nn.ReLU())
+    return nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(d, num_classes))
+
+def large(num_classes):
+    return network(16, num_classes)
+
+def small(num_classes):
+    return network(4, num_classes)
+"""
 
 
 class Refuses(KD):
@@ -161,6 +178,34 @@ def test_rows_in_parallel_get_their_seeds_in_turn(tmp_path):
     rows = compare("digits/tiny", [Variant("one", "ce"), Variant("other", "ce")], tmp_path, trials=2, **given)
     assert recorder.started == ["one/seed-0", "other/seed-0", "one/seed-1", "other/seed-1"]
     assert [row.results for row in rows] == [[], []]
+
+
+def test_networks_of_ones_own_are_compared_from_the_command_line(letkd, tmp_path):
+    (tmp_path / "nets.py").write_text(NETS)
+    given = ["--data", "digits", "--student", "nets.py:small", "--teacher", "nets.py:large", "--trials", 1]
+    small = ["--set", "train.epochs=1", "--set", "data.fraction=0.05"]
+    code, out, err = letkd("compare", *given, *small, "--methods", "ce,kd", "--teacher-tap", "stage1=0")
+    assert code == 0, err
+    assert "run folder: runs/compare-digits-nets.py-small" in out
+    kd = RunFolder(tmp_path / "runs/compare-digits-nets.py-small/kd/seed-0").recipe
+    assert (kd.student.model, kd.teacher.model, kd.teacher.taps) == ("nets.py:small", "nets.py:large", {"stage1": "0"})
+    assert RunFolder(tmp_path / "runs/compare-digits-nets.py-small/teacher").recipe.student.model == "nets.py:large"
+    code, _, err = letkd("compare", *given, *small, "--methods", "ce,kd", "--teacher-tap", "stage1=0")
+    assert (code, "finished already" in err) == (0, True), err
+
+
+def test_in_parallel_a_folder_with_another_run_fails_its_row_alone(tmp_path):
+    class Idle:
+        def run(self, tasks):
+            return ((k, Outcome("done")) for k in range(len(tasks)))
+
+    save_file({"weight": torch.zeros(1)}, tmp_path / "teacher.safetensors")
+    a_run(tmp_path / "kd" / "seed-0", "digits/tiny/kd", None, settings=("optim.lr=0.3",))
+    given = {"teacher_weights": tmp_path / "teacher.safetensors", "launcher": Idle()}
+    ce, kd = compare("digits/tiny", ["ce", "kd"], tmp_path, trials=1, **given)
+    assert not ce.note
+    assert kd.note.startswith("failed: RunError: ")
+    assert "holds another run" in kd.note
 
 
 def test_wrong_names_are_told_before_anything_is_trained(tmp_path):

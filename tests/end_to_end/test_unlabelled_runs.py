@@ -8,10 +8,10 @@ import torch
 
 import letkd.training.loop as loop
 from letkd.distiller.student import load_student, read_header
-from letkd.errors import DataError, RecipeError, Stopped, UnsupportedPair
+from letkd.errors import DataError, RecipeError, Stopped, TapError, UnsupportedPair
 from letkd.layer import KDLayer
 from letkd.models.weights import read_state_dict
-from letkd.recipes import resolve
+from letkd.recipes import Recipe, resolve
 from letkd.training.build import build_distiller, fit, read_data
 from tests.support.runs import ALONE, BOTH, images_alone, recipe_for, same_end, save_pictures, stop_after
 from tests.support.trees import a_tree
@@ -107,6 +107,25 @@ def test_a_stopped_run_of_images_alone_ends_with_the_same_bits(teacher, pictures
     assert loop.train(recipe, tmp_path / "stopped").held_out == whole.held_out  # finished already
 
 
+def test_a_run_that_is_stopped_after_its_last_epoch_reports_the_terms_of_its_main_training(
+    teacher, pictures, tmp_path, monkeypatch
+):
+    recipe = images_alone("fitnet", teacher, pictures, "train.epochs=1", "methods.kd.T=4")
+    phases = [{"epochs": 1, "weights": {"ce": 0.0, "kd": 0.0, "fitnet": 1.0}}]
+    recipe = Recipe.model_validate({**recipe.model_dump(), "phases": phases, "weights": {"ce": 0.0, "kd": 1.0, "fitnet": 0.0}})
+    whole = loop.train(recipe, tmp_path / "whole")
+    assert set(whole.held_out) == {"kd"}
+
+    def stop(*args):
+        raise Stopped("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "finish", stop)
+        with pytest.raises(Stopped):
+            loop.train(recipe, tmp_path / "stopped")
+    assert loop.train(recipe, tmp_path / "stopped").held_out == whole.held_out
+
+
 @pytest.mark.parametrize("method", ["kd", "crd", "fitnet", "quest", "mlkd"])
 def test_methods_that_need_no_label_learn_from_images_alone(method, teacher, pictures, tmp_path):
     settings = {"crd": ["methods.crd.K=8"], "quest": ["methods.quest.sites.penultimate.supervision.K=4"]}.get(method, [])
@@ -150,6 +169,13 @@ def test_cross_entropy_without_labels_is_a_sentence(method, settings, sentence):
 
 def test_batches_without_labels_have_no_cross_entropy():
     assert resolve("digits/tiny", method="kd", settings=["data.unlabelled_share=1"]).weights["ce"] == 0
+
+
+def test_a_probe_of_a_student_without_features_is_told_before_training(tmp_path):
+    recipe = resolve("digits/tiny/ce", quick=True, settings=["probe.name=digits", 'student.taps={pooled="nowhere"}'])
+    with pytest.raises(TapError, match="nowhere"):
+        loop.train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_probe_without_labels_is_told_before_training(teacher, pictures, tmp_path):

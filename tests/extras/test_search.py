@@ -312,6 +312,27 @@ def test_another_teacher_needs_another_study(letkd, tmp_path):
     assert "trial-0000 had other inputs (teacher), so its accuracy cannot be compared; restore them, or choose" in err
 
 
+def test_other_initial_weights_need_another_study(letkd, tmp_path):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        save_weights(create_model("resnet8", num_classes=10), tmp_path / f"{seed}.safetensors")
+    given = [
+        "search",
+        "digits/tiny/ce",
+        *GIVEN[2:],
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "student.model=resnet8",
+        "--out",
+        "study",
+    ]
+    code, _, err = letkd(*given, "--trials", 1, "--pruner", "none", "--student-weights", "0.safetensors")
+    assert code == 0, err
+    code, _, err = letkd(*given, "--trials", 2, "--pruner", "none", "--student-weights", "1.safetensors")
+    assert (code, "belongs to another search: its recipe differs" in err) == (2, True), err
+
+
 def test_values_stand_under_their_keys_in_any_order():
     record = Record(0, "COMPLETE", {"a": 1, "b": 2.5}, 50.0, 1, 50.0)
     assert rows_of(["b", "a"], [record], best=0)[1][0][1:3] == ["2.5", "1"]

@@ -1,5 +1,7 @@
 """Transferred knowledge: labels, p_T, p_S and what is kept are those of the distiller; patches are the nearest; the figure shows them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,6 +21,15 @@ def a_data() -> Dataset:
         Split(torch.randint(0, 256, (n, 3, *SIZE), generator=g, dtype=torch.uint8), torch.arange(n) % C) for n in (24, 3, 9)
     ]
     return Dataset("noise", *splits, classes=("ant", "bee", "cat"), mean=(0.5,) * 3, std=(0.25,) * 3, flip=False)
+
+
+def test_patches_are_cut_from_the_images_whose_features_are_compared(distiller):
+    data = a_data()
+    labels = torch.where(torch.arange(24) % 4 == 1, -1, data.train.labels)
+    some = replace(data, train=Split(data.train.images, labels))
+    only = replace(data, train=data.train.subset(labels >= 0))
+    given, wanted = ([as_json(site, "x") for site in knowledge(distiller, one, images=3)] for one in (some, only))
+    assert given == wanted
 
 
 @pytest.fixture

@@ -226,6 +226,18 @@ def test_numbers_of_runs_without_labels_stand_below_the_table(tmp_path):
     assert r"letKD-1: kd/penultimate on held-out images: 0.5000" in (tmp_path / "out/report/table.md").read_text()
 
 
+def test_seeds_of_two_machines_are_one_row(tmp_path):
+    for seed, (workers, weights) in enumerate([(0, "/a/t.safetensors"), (4, "/b/t.safetensors"), (8, "/b/t.safetensors")]):
+        settings = (f"data.workers={workers}", f"teacher.weights={weights!r}")
+        a_run(tmp_path / f"seed-{seed}", f"{PAIR}/kd", 70.0 + seed, seed=seed, settings=settings)
+        if seed < 2:  # the third is older and has no fingerprints
+            (tmp_path / f"seed-{seed}" / "inputs.json").write_text('{"teacher": "abc"}')
+    (group,) = find_groups([tmp_path])
+    assert [result.last_test for result in group.results] == [70.0, 71.0, 72.0]
+    (tmp_path / "seed-1" / "inputs.json").write_text('{"teacher": "another"}')
+    assert sorted(len(group.runs) for group in find_groups([tmp_path])) == [1, 2]
+
+
 def test_what_is_not_finished_is_not_counted(tmp_path):
     a_run(tmp_path / "0", f"{PAIR}/kd", 70.0)
     a_run(tmp_path / "1", f"{PAIR}/kd", None, seed=1)

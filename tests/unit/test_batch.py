@@ -128,3 +128,12 @@ def test_a_step_waits_for_the_device_once_to_check_labels(distiller, monkeypatch
     distiller.checks = True
     distiller((X, Y))
     assert waits == ["tolist"]
+
+
+def test_moving_a_batch_to_a_gpu_does_not_wait_for_it(monkeypatch):
+    moved = {}
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, **options: moved.setdefault(str(device), options) and tensor)
+    batch = Batch(X, Y, index := torch.arange(8))
+    batch.to("cpu")
+    assert batch.to("cuda:0").index_on_cpu is index
+    assert moved == {"cpu": {"non_blocking": False}, "cuda:0": {"non_blocking": True}}

@@ -70,7 +70,7 @@ def analyse(
     if analysis.measure is None:
         found = [[r.last_test for r in results[line.name] if r.last_test is not None] for line in analysis.lines]
     else:
-        runs = {name: sorted((folder / name).glob("seed-*"))[: len(row)] for name, row in results.items()}
+        runs = {row.name: [folder / row.name / f"seed-{seed}" for seed in row.seeds] for row in rows}
         found = analysis.measure(analysis.lines, runs)
     notes = [f"{row.title} {row.note}." for row in rows if row.note]
     _show(as_grid(analysis, pair, found, notes), folder, name)

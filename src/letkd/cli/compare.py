@@ -74,6 +74,10 @@ def compare(
         raise RecipeError(f"--against {against!r} is not a row of this comparison; nearest: {nearest(against, rows)}")
     name = _folder_name(pair, data, student)
     folder = out or Path("runs") / f"compare-{name}{f'-{preset}' if preset else ''}{'-quick' if quick else ''}"
+    if jobs > 1 or launcher is not None:
+        from letkd.training.fabric import need_one_process
+
+        need_one_process("letkd compare --jobs")
     values = [f"train.cache_views={o.CACHE_VIEWS}"] if cache else []
     values += settings or []
     for method in rows:

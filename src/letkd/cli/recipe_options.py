@@ -71,13 +71,18 @@ class RecipeOptions:
             raise RecipeError(
                 "nothing was named; name a cell, such as digits/tiny/letkd-1, your own TOML file, or --data and --student"
             )
+        if self._row == "teacher" and (named := [key for key in (*given, *settings) if key.startswith("student.")]):
+            raise RecipeError(
+                f"the row teacher trains the teacher's network, so {named[0].partition('=')[0]} has no effect; name the network with "
+                "--teacher, or train it with --method ce and --student"
+            )
         recipe, sources = resolve_with_sources(
             self.cell, method=self.method, preset=preset, overrides=given, settings=settings, quick=quick
         )
         if not self.trust:
             refuse_code(self.cell, recipe, sources)
         lines = derived_values(recipe, sources)
-        if recipe.teacher is not None and not recipe.methods and not self._names_a_method:
+        if recipe.teacher is not None and not recipe.methods and self._row is None:
             lines.append(
                 "no method is named, so the student trains alone, without the teacher; name one with --method, such as kd"
             )
@@ -86,9 +91,11 @@ class RecipeOptions:
         return recipe
 
     @property
-    def _names_a_method(self) -> bool:
-        in_cell = self.cell is not None and not self.cell.endswith(".toml") and self.cell.count("/") > 1
-        return self.method is not None or in_cell
+    def _row(self) -> str | None:
+        """The row that is named, by --method or in the cell."""
+        if self.method is None and self.cell is not None and not self.cell.endswith(".toml") and self.cell.count("/") > 1:
+            return self.cell.rpartition("/")[2]
+        return self.method
 
 
 def with_recipe_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -57,8 +57,10 @@ def search(
     from letkd.search.space import parse_ranges
     from letkd.search.storage import need_optuna
     from letkd.search.study import Search, finish, run_search
+    from letkd.training.fabric import need_one_process
     from letkd.training.trackers import parse_trackers
 
+    need_one_process("letkd search")
     ranges = parse_ranges(over or [])
     need_optuna()
     make = partial(

@@ -63,12 +63,16 @@ def train(
         "train.deterministic": deterministic or None,
     }
     recipe = resolved(**given)
+    if jobs > 1:
+        from letkd.training.fabric import need_one_process
+
+        need_one_process("letkd train --jobs")
     tell_if_busy()
     folder = o.run_folder(out, chosen.cell, recipe, quick=quick)
     if recipe.train.time is not None:
         from letkd.training.budget import plan
 
-        planned = plan(recipe, folder, supervision=supervision)
+        planned = plan(recipe, folder, supervision=supervision, at_once=min(jobs, trials))
         recipe = resolved(**given | planned)
         if recipe.train.epochs != planned["train.epochs"]:
             raise RecipeError(f"--set train.epochs={recipe.train.epochs} and --time {time}: give only one of them")

@@ -21,7 +21,7 @@ from letkd.training.inputs import read_inputs
 What = TypeVar("What")
 Pair = tuple[str, str, str]  # data, teacher and student
 
-_SAME_ROW = {"train.seed", "train.validate_every", "data.root"}  # may differ between the runs of a row
+_SAME_ROW = {"train.seed", "train.validate_every", "data.root", "data.workers"}  # may differ between the runs of a row
 # Keys that may differ from a cell's recipe in the same experiment: also paths of files and the title.
 _CIRCUMSTANCES = {*_SAME_ROW, "teacher.weights", "student.weights", "title"}
 
@@ -141,8 +141,11 @@ def find_groups(paths: Sequence[str | Path], *, tell: Tell = say) -> list[Group]
 
     runs = find_runs(paths, tell=note)
     by_recipe: dict[str, list[Run]] = {}
+    teachers = {
+        run.recipe.teacher.weights: run.inputs["teacher"] for run in runs if run.recipe.teacher and "teacher" in run.inputs
+    }
     for run in runs:
-        by_recipe.setdefault(_key(run.recipe), []).append(run)
+        by_recipe.setdefault(_key(run, teachers), []).append(run)
     alike = [part for same in by_recipe.values() for part in _with_same_inputs(same)]
     recipes = [same[0].recipe for same in alike]
     known = _known_pairs() | _own_pairs(recipes)
@@ -167,9 +170,12 @@ def _with_own_keys(groups: Sequence[Group]) -> list[Group]:
     return [replace(group, twin=keys[:k].count(group.key)) for k, group in enumerate(groups)]
 
 
-def _key(recipe: Recipe) -> str:
-    values = _values(recipe)
-    return json.dumps({key: values[key] for key in sorted(values) if key not in _SAME_ROW})
+def _key(run: Run, teachers: Mapping[str | None, str]) -> str:
+    """What the runs of a row have in common; a teacher counts by its fingerprint, if known by file, and otherwise by file."""
+    values = {key: value for key, value in _values(run.recipe).items() if key not in _SAME_ROW}
+    if run.recipe.teacher is not None and (weights := run.recipe.teacher.weights) is not None:
+        values["teacher.weights"] = run.inputs.get("teacher") or teachers.get(weights, weights)
+    return json.dumps(dict(sorted(values.items())))
 
 
 INPUTS = ("training images", "test images", "teacher")

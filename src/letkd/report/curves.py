@@ -99,7 +99,7 @@ def _losses(pair: str, group: Group) -> list[Chart]:
         for run in group.runs
         for row in run.rows
         for name in row
-        if name not in NOT_TERMS and not name.startswith("weight/")
+        if name not in NOT_TERMS and not name.startswith(("weight/", "val/"))
     }
     order = ["loss", *sorted(names, key=lambda name: (name != "ce", name))] if len(names) > 1 else sorted(names)
     series = [by_epoch(group, lambda row, name=name: row.get(name), name, k) for k, name in enumerate(order)]

@@ -34,6 +34,7 @@ def lda_accuracy(train: Tensor, train_labels: Tensor, test: Tensor, test_labels:
 
 def geometry(distiller: Distiller, data: Dataset, role: str = "intermediate") -> dict[str, float]:
     """Test accuracy of LDA on pooled `x` and on pooled `x_hat`."""
-    (x, x_hat), (x_test, x_hat_test) = (pooled(distiller, data, split, role) for split in (data.train, data.test))
-    y, y_test = data.train.labels, data.test.labels
+    train, test = data.train.subset(data.train.labels >= 0), data.test
+    (x, x_hat), (x_test, x_hat_test) = (pooled(distiller, data, split, role) for split in (train, test))
+    y, y_test = train.labels, test.labels
     return {"x": lda_accuracy(x, y, x_test, y_test), "x_hat": lda_accuracy(x_hat, y, x_hat_test, y_test)}

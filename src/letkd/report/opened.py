@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from letkd.batch import Batch, input_size_of
+from letkd.batch import Batch
 from letkd.data import AnySplit, Augment, Dataset, Loader
 from letkd.data.loader import eval_batch, normalise
 from letkd.distiller import Distiller
@@ -92,8 +92,8 @@ class RunOpener:
     def macs(self, run: Run) -> int:
         """Multiply-accumulates of the exported student for one image."""
         student = self.student(run)
-        size = input_size_of(student) or (3, *self.data(run).image_size)
-        return macs(student, torch.zeros(1, *size))
+        facts = facts_from(read_header(run.folder.student), run.folder.student)
+        return macs(student, torch.zeros(1, 3, *(facts.size or self.data(run).image_size)))
 
     def classes(self, run: Run) -> tuple[str, ...]:
         """The names of the classes in the student's file."""
@@ -135,7 +135,13 @@ def _printable(name: str) -> str:
 
 
 def balanced_sample(labels: Tensor, n: int) -> Tensor:
-    """Indices of n images, balanced over the classes as far as possible: the first images of each class, sorted by class."""
+    """Indices of n images, balanced over the classes as far as possible: the first images of each class, sorted by class.
+
+    Images without a label are left out, unless no image has one.
+    """
+    if (labels >= 0).any() and (labels < 0).any():
+        labelled = (labels >= 0).nonzero().flatten()
+        return labelled[balanced_sample(labels[labelled], n)]
     rank = torch.zeros_like(labels)
     for c in labels.unique():
         at = (labels == c).nonzero().flatten()

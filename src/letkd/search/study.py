@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ class Search:
         """Everything that the trials of a study must share, as text."""
         table = self.make([]).model_dump(mode="json", exclude_none=True)
         table["data"].pop("root", None)
-        for network in ("teacher", "student"):
-            table.get(network, {}).pop("weights", None)
+        table.get("teacher", {}).pop("weights", None)
+        if (weights := table["student"].get("weights")) is not None and Path(weights).is_file():
+            table["student"]["weights"] = sha256(Path(weights).read_bytes()).hexdigest()
         given = {"over": sorted(map(str, self.ranges)), "seed": self.seed, "sampler": self.sampler, "pruner": self.pruner}
         return json.dumps({"recipe": table, **given}, sort_keys=True)
 
@@ -102,6 +104,8 @@ class Search:
         from letkd.training.inputs import inputs_of
 
         base = self.make([])
+        if base.train.time is not None:
+            raise RecipeError("train.time is planned by `letkd train --time` alone; set train.epochs for a search")
         check_keys(self.ranges, base)
         for range_ in self.ranges:
             for value in range_.ends():

@@ -44,17 +44,32 @@ class Cost:
     after: float
     phases: tuple[float, ...] = ()
 
+    def times(self, factor: float) -> "Cost":
+        """On a device that other runs use, too."""
+        phases = tuple(factor * phase for phase in self.phases)
+        return Cost(factor * self.before, factor * self.step, factor * self.epoch, factor * self.after, phases)
 
-def plan(recipe: Recipe, folder: Path, *, supervision: Path | None = None) -> dict[str, Any]:
+
+def plan(recipe: Recipe, folder: Path, *, supervision: Path | None = None, at_once: int = 1) -> dict[str, Any]:
     """The epochs that fit into `train.time`, as overrides of the recipe; if the run has already started, its epochs.
 
     If not even one epoch fits, `train.steps` shortens it.
+
+    Args:
+        at_once: number of runs that share the machine: each gets a part of the threads, or of the GPUs.
     """
     for path in (folder, *RunFolder.children(folder)):
         started = RunFolder(path).recipe.train if RunFolder(path).exists else None
         if started is not None and started.time == recipe.train.time:
             return {"train.epochs": started.epochs, "train.steps": started.steps}
-    cost, steps = from_first(measure(recipe, Path(supervision or RunFolder(folder).supervision)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // at_once))
+    try:
+        cost, steps = from_first(measure(recipe, Path(supervision or RunFolder(folder).supervision)))
+    finally:
+        torch.set_num_threads(threads)
+    if (gpus := torch.cuda.device_count()) and at_once > gpus:
+        cost = cost.times(at_once / gpus)
     epochs, fewer = epochs_within(recipe, cost, steps)
     shown = f"{epochs} epoch{'s' if epochs > 1 else ''} of {fewer or steps} steps"
     say(f"--time: {1000 * cost.step:.0f} ms per step, so {shown} fit into {recipe.train.time:g} s")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from letkd.errors import RecipeError
 from letkd.progress import is_quiet, set_quiet
 from letkd.recipes.schema import Recipe
 from letkd.recipes.tables import leaves
@@ -79,6 +80,16 @@ def _rejoin(restart: int) -> None:
     store, rank, world = next(iter(rendezvous("env://")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=PrefixStore(f"restart {restart}", store), rank=rank, world_size=world)
+
+
+def need_one_process(command: str) -> None:
+    """Raise an error if a launcher started several processes as one run, but `command` starts its runs itself."""
+    devices, nodes = processes_from(os.environ)
+    if devices * nodes > 1:
+        raise RecipeError(
+            f"{command} starts its runs itself, but torchrun or SLURM started it in {devices * nodes} processes, which would be one run; "
+            "start it in one process"
+        )
 
 
 def processes_from(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from letkd.training.fabric import launch
 from letkd.training.finish import Evaluation, finish
 from letkd.training.inputs import check_inputs
 from letkd.training.logbook import Logbook, Row, logbook
-from letkd.training.probe import load_probe
+from letkd.training.probe import check_probe
 from letkd.training.state import Clock, State, restore_state, save_state, sum_tables
 from letkd.training.steps import Steps
 from letkd.training.stop import StopRequest, polite_stop
@@ -94,14 +94,14 @@ def train(
     if recipe.train.compile:
         check_device(fabric.device)
     data = read_data(recipe)
-    if recipe.probe is not None:
-        load_probe(recipe.probe, data)  # errors are raised here, before any work
     if data.has_labels and not len(data.test):
         raise DataError(f"{data.name} has no test images, but a run reports the accuracy on them; add a test split")
     fabric.seed_everything(
         recipe.train.seed, verbose=False
     )  # after reading: some libraries draw a random number when first imported
     distiller = build_distiller(recipe, data)
+    if recipe.probe is not None:
+        check_probe(distiller.export(), recipe.student.taps, data, recipe.probe)  # errors are raised here, before any work
     for phase in recipe.phases:
         distiller.set_weights(
             phase.weights
@@ -170,6 +170,7 @@ class _Run:
                 state.epoch, state.step, self.tally = state.epoch + 1, 0, Tally()
                 self._save()
                 watch(row)
+        self.distiller.set_weights(self.recipe.weights)  # after a resume without a step, they are those of the last phase
         return finish(self.evaluation, self.learner, state, self.clock)
 
     def _epoch(self, book: Logbook) -> float:

@@ -41,6 +41,12 @@ def probe_student(student: nn.Module, taps: Mapping[str, Tap | str], like: Datas
         return _accuracies(*features["train"], *features["test"])
 
 
+def check_probe(student: nn.Module, taps: Mapping[str, Tap | str], like: Dataset, table: Probe) -> None:
+    """Raise an error if the probe cannot be computed after training: missing images, no tap, or images that do not fit the student."""
+    example = torch.zeros(1, 3, *load_probe(table, like).image_size)
+    run_once(Taps(student, {"features": _feature_tap(student, taps, example)}), example)
+
+
 def load_probe(table: Probe, like: Dataset) -> Dataset:
     """The labelled images of a probe, at the image size of the student's training."""
     reads_files = table.name in ("folder", "imagenet", "tiny-imagenet")

@@ -131,6 +131,8 @@ def compare(
         recipes[variant.name], sources = resolve_with_sources(
             pair, method=variant.method, preset=preset, overrides=common, settings=values, quick=quick
         )
+        if recipes[variant.name].train.time is not None:
+            raise RecipeError(f"{variant.name} has train.time, which only `letkd train --time` plans; set train.epochs instead")
         lines.update(derived_values(recipes[variant.name], sources))
     for line in sorted(lines):
         say(line)
@@ -242,20 +244,22 @@ def _run_in_parallel(
     The first seed of all rows comes first, so that an interrupted comparison has about as many seeds in every row.
     """
     tasks: dict[str, list[TrainTask]] = {}
+    notes: dict[str, str] = {}
     for name, recipe in recipes.items():
-        runs = _seeds(recipe, folder / name, trials)
-        tasks[name] = [TrainTask(trial, at, shared, log=log) for trial, at in runs if RunFolder(at, trial).result is None]
+        try:
+            runs = [(trial, at) for trial, at in _seeds(recipe, folder / name, trials) if RunFolder(at, trial).result is None]
+        except LetkdError as error:  # the folder of this row holds another run, or a damaged one
+            runs, notes[name] = [], f"{FAILED}: {type(error).__name__}: {str(error).splitlines()[0]}"
+        tasks[name] = [TrainTask(trial, at, shared, log=log) for trial, at in runs]
     if with_fits := tuple(recipe for name, recipe in recipes.items() if recipe.methods and tasks[name]):
         _run_tasks(launcher, [FitTask(with_fits, shared)])
     by_seed = sorted((task for row_tasks in tasks.values() for task in row_tasks), key=lambda task: task.recipe.train.seed)
     outcomes = _run_tasks(launcher, by_seed)
-    notes = {}
     for name, row_tasks in tasks.items():
         bad = next((outcomes[task.label] for task in row_tasks if outcomes[task.label].state != "done"), None)
-        notes[name] = (
-            "" if bad is None else _unsupported(bad.sentence) if bad.state == "unsupported" else f"{FAILED}: {bad.sentence}"
-        )
-    return notes
+        if bad is not None:
+            notes[name] = _unsupported(bad.sentence) if bad.state == "unsupported" else f"{FAILED}: {bad.sentence}"
+    return dict.fromkeys(recipes, "") | notes
 
 
 def _unsupported(why: str) -> str:

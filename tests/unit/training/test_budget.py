@@ -52,6 +52,20 @@ def test_a_phase_has_its_own_time_per_step(tmp_path, monkeypatch):
     assert (cost.phases, cost.step) == ((1.0,), 2.0)
 
 
+def test_runs_at_the_same_time_are_planned_with_their_part_of_the_machine(tmp_path, monkeypatch):
+    seen, threads = [], torch.get_num_threads()
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(budget, "measure", lambda *_: (Cost(0.0, 0.1, 0.0, 0.0), 100))
+    plans = []
+    for gpus, at_once in ((0, 3), (2, 2), (1, 2)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        plans.append(budget.plan(recipe_of(100), tmp_path, at_once=at_once)["train.epochs"])
+    assert seen == [2, 8, 4, 8, 4, 8]
+    assert plans == [9, 9, 4]  # two runs share one GPU
+    assert threads > 0
+
+
 def test_the_first_process_decides_how_many_steps_are_timed(monkeypatch):
     calls, decisions = [], iter([False, False, True])
     monkeypatch.setattr(budget, "from_first", lambda own: next(decisions))
