@@ -102,4 +102,4 @@ class FileSplit:
                 images[at : at + len(part)] = part
                 at += len(part)
                 tick(advance=len(part))
-        return Split(images, self.labels)
+        return Split(images, self.labels, self.resize)
