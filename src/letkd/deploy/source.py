@@ -91,7 +91,7 @@ def open_source(
         facts = facts.replace(size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
         facts = facts.replace(classes=facts.classes or images.classes)
         facts = facts.replace(mean=facts.mean or images.mean, std=facts.std or images.std)
-    facts = with_size(facts.replace(size=size or facts.size), network)
+    facts = with_size(facts.at_size(size), network)
     return Source(path, network, facts, images)
 
 
