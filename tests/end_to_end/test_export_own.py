@@ -23,6 +23,7 @@ SIZE_FIXED = "the image size is fixed to 16x16: at other sizes the network does 
 
 NETS = """
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -79,6 +80,48 @@ class Patches(nn.Module):
 
     def forward(self, x):
         return self.fc(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)).mean(dim=1)
+
+
+class Corners(nn.Module):
+    # Four values per channel at every image size; torch.onnx writes the pool for one size.
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.fc = nn.Linear(32, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x).flatten(1))
+
+
+class CornersOfOne(Corners):
+    def forward(self, x):
+        return self.fc(self.body(x).view(len(x), -1))
+
+
+class MeanOfCorners(Corners):
+    # At multiples of the image size, the pool for one size gives the same mean.
+    def forward(self, x):
+        return self.fc(self.body(x).mean(dim=(2, 3)).repeat(1, 4))
+
+
+class ReadsStatistics(Net):
+    # Reads the statistics of its BN, not the BN.
+    def forward(self, x):
+        conv, bn, *rest = self.body
+        f = F.batch_norm(conv(x), bn.running_mean, bn.running_var, bn.weight, bn.bias)
+        return self.fc(nn.Sequential(*rest)(f).flatten(1))
+
+
+class ReadsKernel(Net):
+    # Reads the kernel of its convolution, not the convolution.
+    def __init__(self, num_classes=3):
+        super().__init__(num_classes)
+        self.body[1].running_mean.fill_(0.5)
+
+    def forward(self, x):
+        conv, *rest = self.body
+        f = F.conv2d(F.pad(x, (0, 1, 0, 1)), conv.weight, stride=2)
+        return self.fc(nn.Sequential(*rest)(f).flatten(1))
 
 
 def takes(n):
@@ -156,6 +199,40 @@ def test_a_file_whose_batch_was_fixed_takes_any_number_of_images(letkd, own_file
     with torch.no_grad():
         wanted = student.run(normalise(x, FACTS.mean, FACTS.std))
     torch.testing.assert_close(open_model(out, trust=True)(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "dynamic"),
+    [
+        ("Corners", SIZE_FIXED, ("batch",)),
+        ("MeanOfCorners", SIZE_FIXED, ("batch",)),
+        ("CornersOfOne", BATCH_FIXED + SIZE_FIXED, ()),
+    ],
+)
+def test_an_onnx_file_that_is_right_at_one_size_takes_only_that_size(letkd, own_file, tmp_path, name, message, dynamic):
+    path, full = own_file(name)
+    out = tmp_path / "s.onnx"
+    code, _, err = letkd("export", path, "--to", "onnx", "--student", full, "--out", out)
+    assert (code, err) == (0, message)
+    assert open_model(out).facts.dynamic == dynamic
+    code, _, err = letkd("export", path, "--to", "onnx", "--student", full, "--out", out, "--size", "dynamic")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "letkd: any image size was asked for, but the ONNX file is right only at one; omit --size dynamic, or use --to torch-export",
+    )
+    assert letkd("export", path, "--to", "torch-export", "--student", full, "--out", tmp_path / "s.pt2")[0] == 0
+    assert "height" in open_model(tmp_path / "s.pt2", trust=True).facts.dynamic
+
+
+@pytest.mark.parametrize("name", ["ReadsStatistics", "ReadsKernel"])
+def test_a_network_that_reads_parameters_itself_keeps_its_batch_norms(letkd, own_file, tmp_path, name):
+    path, full = own_file(name)
+    code, out, err = letkd("export", path, "--to", "onnx", "--student", full, "--out", tmp_path / "s.onnx")
+    assert code == 0, err
+    assert err == (
+        "the BNs are not folded into convolutions: without them, the network fails or differs, as it reads parameters itself\n"
+    )
+    assert "max difference from the student on 32 random images: " in out
 
 
 @pytest.mark.parametrize("to", [*FORMATS, "safetensors"])

@@ -1,10 +1,14 @@
 """The accuracy in a model card is that of the weights beside it."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from letkd import create_model, save_student
 from letkd.progress import set_quiet
 from letkd.recipes import resolve
 from letkd.training.loop import train
@@ -63,6 +67,33 @@ def test_the_accuracy_of_a_card_is_that_of_its_weights(letkd, run):
     assert after != result["last_test"], "the test needs two accuracies"
     must_give(pruned, after, "after pruning")
     assert "over seeds" not in pruned.text
+
+
+OWN = """
+from torch import nn
+
+def three():
+    return nn.Sequential(nn.Conv2d(3, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def counted(num_classes):
+    return three()
+
+def free(**settings):
+    return three()
+"""
+
+
+@pytest.mark.parametrize("name", ["three", "counted", "free"])
+def test_the_code_of_a_card_runs_for_own_networks_without_a_known_normalisation(letkd, tmp_path, name):
+    (tmp_path / "nets.py").write_text(OWN)
+    student = create_model(f"{tmp_path / 'nets.py'}:{name}", num_classes=3)
+    save_student(student, tmp_path / "s.safetensors", model=f"nets.py:{name}", num_classes=3, size=(16, 16))
+    card, _ = card_of(letkd, "s.safetensors", "--student", f"nets.py:{name}")
+    (tmp_path / "hub" / "nets.py").write_text(OWN)
+    blocks = re.findall(r"```python\n(.*?)```", card.text, re.S)
+    assert len(blocks) == 2
+    for code in blocks:
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "hub", check=True)
 
 
 def test_another_file_of_the_run_gets_no_accuracy(letkd, run, tmp_path):

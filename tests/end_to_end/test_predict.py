@@ -14,7 +14,7 @@ from letkd import create_model, load_student
 from letkd.data import load_data
 from letkd.data.loader import normalise
 from letkd.data.pictures import as_tensor, centred
-from letkd.deploy.predict import predict, read_image
+from letkd.deploy.predict import find_images, predict, read_image
 from letkd.deploy.runners import Runner
 from letkd.deploy.ship import ship
 from letkd.deploy.source import open_source
@@ -68,6 +68,15 @@ def test_every_kind_of_file_names_the_same_classes(letkd, models, folder, kind):
         best = probabilities.topk(3)
         assert [part["class"] for part in row["classes"]] == [DATA.classes[k] for k in best.indices]
         assert [part["probability"] for part in row["classes"]] == pytest.approx(best.values.tolist(), abs=2e-3)
+
+
+def test_hidden_files_are_left_out_unless_named(tmp_path):
+    for name in ("a.png", "._a.png", ".trash/y.png", "in/b.PNG", "in/.c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    assert find_images([tmp_path]) == [tmp_path / "a.png", tmp_path / "in" / "b.PNG"]
+    assert find_images([tmp_path / ".trash"]) == [tmp_path / ".trash" / "y.png"]
+    assert find_images([tmp_path / "._a.png"]) == [tmp_path / "._a.png"]
 
 
 def test_csv_and_table(letkd, models, folder):

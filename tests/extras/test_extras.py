@@ -305,8 +305,9 @@ def test_no_pickle_is_read_and_no_code_of_the_folder_runs(saved, tmp_path):
         "attn_implementation": "someone/kernel",
     }.items():
         (folder / "config.json").write_text(json.dumps({**config, key: value}))
-        with pytest.raises(LetkdError, match=f"asks for {key} = .*may fetch or run other code"):
-            create_model(f"transformers:{folder}", num_classes=3, weights=folder)
+        for weights in (folder, None):
+            with pytest.raises(LetkdError, match=f"asks for {key} = .*may fetch or run other code"):
+                create_model(f"transformers:{folder}", num_classes=3, weights=weights)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")

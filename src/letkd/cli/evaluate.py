@@ -29,12 +29,18 @@ def evaluate(
     split: Annotated[Literal["test", "val", "train"], typer.Option(help="Split to evaluate on.")] = "test",
     mean: Annotated[
         str | None,
-        typer.Option(metavar="R,G,B", help="Mean that the network's input is normalised with.", show_default="the data set's"),
+        typer.Option(
+            metavar="R,G,B",
+            help="Mean that the network's input is normalised with.",
+            show_default="the weights' own, then the data set's",
+        ),
     ] = None,
     std: Annotated[
         str | None,
         typer.Option(
-            metavar="R,G,B", help="Standard deviation that the input is normalised with.", show_default="the data set's"
+            metavar="R,G,B",
+            help="Standard deviation that the input is normalised with.",
+            show_default="the weights' own, then the data set's",
         ),
     ] = None,
     size: Annotated[

@@ -62,10 +62,12 @@ class Split:
     Args:
         images: uint8 `[n 3 h w]`.
         labels: int64 `[n]`, 0 or more; −1 for an image without a label.
+        scaled_to: length that the shorter side of image files was scaled to before the centre was cropped; default: no margin.
     """
 
     images: Tensor
     labels: Tensor
+    scaled_to: int | None = None
 
     def __post_init__(self):
         shape = list(self.images.shape)
@@ -89,14 +91,13 @@ class Split:
 
     @property
     def resize(self) -> int:
-        """The shorter side: files are scaled without a margin."""
-        return min(self.image_size)
+        return self.scaled_to or min(self.image_size)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, index: Int64[Tensor, " m"] | Bool[Tensor, " n"]) -> "Split":
-        return Split(self.images[index], self.labels[index])
+        return Split(self.images[index], self.labels[index], self.scaled_to)
 
     def read(self, requests: Iterable[Request], augment: Augment) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
         for index, draws in requests:

@@ -88,7 +88,7 @@ class FileSplit:
 
     @cached_property
     def _sha256(self) -> str:
-        digest = hashlib.sha256(f"files 2 {self.size} {self.resize}\n".encode())  # raise the number if decoding changes pixels
+        digest = hashlib.sha256(f"files 3 {self.size} {self.resize}\n".encode())  # raise the number if decoding changes pixels
         for path, length, label in zip(self.paths.tolist(), self.lengths.tolist(), self.labels.tolist(), strict=True):
             digest.update(b"%s\0%d %d\n" % (path, length, label))
         return digest.hexdigest()
@@ -102,4 +102,4 @@ class FileSplit:
                 images[at : at + len(part)] = part
                 at += len(part)
                 tick(advance=len(part))
-        return Split(images, self.labels)
+        return Split(images, self.labels, self.resize)

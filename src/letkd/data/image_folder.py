@@ -32,11 +32,13 @@ def need_folder(name: str, root: Path | None, what: str) -> Path:
 def list_tree(root: Path) -> dict[str, Listing]:
     """The parts of a tree: its sub-folders `train`, `val` and `test`; without a `train` folder, the whole tree as `train`."""
     names = folder_names(root)
-    alike = [name for name in names if name not in SPLITS and name.casefold() in SPLITS_ELSEWHERE]
+    alike = [name for name in names if name.casefold() in SPLITS_ELSEWHERE]
+    misnamed = [name for name in alike if name not in SPLITS]
     whole = "train" not in names
-    if alike and (not whole or names == alike or len(alike) > 1):
+    if (misnamed and not whole) or (whole and alike and (names == alike or len(alike) > 1)):
+        folder, todo = (misnamed[0], "rename it") if misnamed else (alike[0], "add the folder train")
         raise DataError(
-            f"{printable(root)} has the folder {alike[0]!r}, which looks like a split; splits are named train, val and test: rename it"
+            f"{printable(root)} has the folder {folder!r}, which looks like a split; splits are named train, val and test: {todo}"
         )
     if whole:
         return {"train": list_classes(root, root)}

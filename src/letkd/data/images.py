@@ -2,6 +2,8 @@
 
 import glob
 import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,10 @@ from letkd.progress import say
 
 
 def list_images(root: Path | None) -> Listing:
-    """Image files in a folder and its sub-folders, or matched by a pattern such as `photos/**/*.jpg`, sorted by path."""
+    """Image files in a folder and its sub-folders, or matched by a pattern such as `photos/**/*.jpg`, sorted by path.
+
+    Links to folders in it are not followed.
+    """
     if root is None:
         raise DataError("images are read from a folder or a pattern, and none was named; name it with --root (root= in Python)")
     home, found = root, []
@@ -27,8 +32,7 @@ def list_images(root: Path | None) -> Listing:
     elif glob.has_magic(str(root)):
         parts = root.parts
         home = Path(*parts[: next(k for k, part in enumerate(parts) if glob.has_magic(part))])
-        names = (name for name in glob.glob(str(root), recursive=True) if os.path.isfile(name))
-        found = sorted((os.fsencode(name), os.stat(name).st_size) for name in names)
+        found = sorted(set(_matching(home, parts[len(home.parts) :])))
     elif root.exists():
         raise DataError(
             f"{printable(root)} is a file, and images are read from a folder or a pattern; name one, such as 'photos/*.jpg'"
@@ -44,6 +48,27 @@ def list_images(root: Path | None) -> Listing:
     foreign = tuple(printable(path) for path, _ in found if not path.lower().endswith(suffixes))
     paths = tuple(os.path.relpath(path, os.fsencode(home)) for path, _ in kept)
     return Listing(home, ("images",), paths, tuple(length for _, length in kept), (0,) * len(kept), foreign)
+
+
+def _matching(folder: Path, pattern: Sequence[str]) -> Iterator[tuple[bytes, int]]:
+    """Files below a folder and their sizes that match the parts of a pattern, as by `glob`, but links to folders are not followed."""
+    part, rest = pattern[0], pattern[1:]
+    if part == "**":
+        yield from _matching(folder, rest or ("*",))
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)  # links may be circular
+        if entry.name.startswith(".") and not part.startswith("."):
+            continue
+        if is_folder and part == "**":
+            yield from _matching(path, pattern)
+        elif is_folder and rest and fnmatch(entry.name, part):
+            yield from _matching(path, rest)
+        elif not rest and part != "**" and fnmatch(entry.name, part) and path.is_file():
+            yield os.fsencode(path), path.stat().st_size
 
 
 def read_images(root: Path | None, reading: Reading) -> FileSplit:

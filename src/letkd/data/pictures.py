@@ -18,6 +18,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
 LONGEST = 200  # times the shorter side: scaling a strip of one pixel could need gigabytes
+BITS, PHOTOMETRIC = 258, 262  # TIFF tags
 # EXIF tag of the camera's orientation, and the transposition that makes the picture upright.
 ORIENTATION = 0x0112
 UPRIGHT = {
@@ -49,7 +50,8 @@ def read_picture(path: Path) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about damaged EXIF and similar
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as picture:
+            # By a file object: otherwise Pillow maps an uncompressed TIFF into memory, with the sides that it has when upright.
+            with open(path, "rb") as file, Image.open(file, formats=FORMATS) as picture:
                 w, h = picture.size
                 if max(w, h) > LONGEST * min(w, h):
                     raise ValueError(f"{w}x{h} pixels: one side is more than {LONGEST} times the other")
@@ -75,8 +77,12 @@ def _rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16") or (
         picture.mode == "I" and picture.format in ("PNG", "PPM")
     ):  # older Pillow reads PNG as I
-        values = np.asarray(picture).clip(0, 65535).astype(np.int32)
-        grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
+        tags = getattr(picture, "tag_v2", {})  # of a TIFF
+        white = 2 ** tags.get(BITS, (16,))[0] - 1  # Pillow reads 12 bits as 16, too
+        values = np.asarray(picture).clip(0, white).astype(np.int32)
+        if tags.get(PHOTOMETRIC) == 0:  # 0 is white
+            values = white - values
+        grey = ((values * 255 + white // 2) // white).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if picture.mode in ("I", "F"):
         raise ValueError("grey values of 32 bits, whose value of white is unknown")

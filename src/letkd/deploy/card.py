@@ -8,6 +8,7 @@ from letkd.deploy.source import AVERAGED, LAST, Measured
 from letkd.distiller.student import HUB_WEIGHTS
 from letkd.errors import ExportError
 from letkd.models.base import is_code
+from letkd.models.pretrained import PREFIX
 from letkd.recipes.schema import Recipe
 from letkd.runs.results import mean_std
 
@@ -70,11 +71,12 @@ def metadata(hub: Any, title: str, origin: Origin, licence: str | None) -> Any:
         raise ExportError(f"huggingface_hub rejects the model card: {str(error).splitlines()[0]}") from None
 
 
-def body(title: str, origin: Origin, config: dict[str, Any], licence: str | None) -> str:
+def body(title: str, origin: Origin, config: dict[str, Any], licence: str | None, *, takes_num_classes: bool = True) -> str:
     """The text of the card.
 
     Args:
         config: the content of config.json.
+        takes_num_classes: whether a callable of the user's own takes the number of classes.
     """
     table = "".join(f"| {key} | {value} |\n" for key, value in _rows(origin, config, licence))
     return f"""# {title}
@@ -95,9 +97,9 @@ import torch
 
 config = json.load(open("{CONFIG}"))
 student = letkd.load_student("."{_trusted(config["model"])})
-{_FEED}{_SHOW}```
+{_feed(config)}{_SHOW}```
 
-{_plain_loader(config)}
+{_plain_loader(config, takes_num_classes)}
 ## Limits
 
 {_accuracy_limit(origin.measured)} Do not use the model to decide about
@@ -115,7 +117,8 @@ def _rows(origin: Origin, config: dict[str, Any], licence: str | None) -> list[t
     recipe, measured = origin.recipe, origin.measured
     rows = [("Network", f"`{_portable(config['model'])}`"), ("Classes", f"{config['num_classes']:,}")]
     if config["size"]:
-        rows.append(("Input", f"RGB, {config['size'][0]}x{config['size'][1]}, normalised by the mean and std in `{CONFIG}`"))
+        how = f"normalised by the mean and std in `{CONFIG}`" if _is_normalised(config) else "with an unknown normalisation"
+        rows.append(("Input", f"RGB, {config['size'][0]}x{config['size'][1]}, {how}"))
     if recipe is not None:
         rows += [
             ("Data set", recipe.data.name),
@@ -157,11 +160,22 @@ def _measurement(measured: Measured | None) -> str:
     return f" The reported accuracy was measured {measured.weights}."
 
 
-_FEED = """mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
-images = torch.zeros(1, 3, *config["size"], dtype=torch.uint8)  # your images: RGB, 0 to 255
-logits = student((images / 255 - mean) / std)
+_IMAGES = 'images = torch.zeros(1, 3, *config["size"], dtype=torch.uint8)  # your images: RGB, 0 to 255\n'
+_FEED = f"""mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
+{_IMAGES}logits = student((images / 255 - mean) / std)
+"""
+_FEED_UNKNOWN = f"""{_IMAGES}logits = student(images / 255)  # the normalisation is not known: normalise as in the training
 """
 _SHOW = 'print([config["classes"][k] if config["classes"] else int(k) for k in logits.argmax(dim=1)])\n'
+
+
+def _is_normalised(config: dict[str, Any]) -> bool:
+    """Whether mean and std of the network's input are known."""
+    return bool(config["mean"] and config["std"])
+
+
+def _feed(config: dict[str, Any]) -> str:
+    return _FEED if _is_normalised(config) else _FEED_UNKNOWN
 
 
 def _needs(model: str) -> str:
@@ -185,17 +199,18 @@ def _trusted(model: str) -> str:
     return f", model={_portable(model)!r}" if ":" in model else ""
 
 
-def _plain_loader(config: dict[str, Any]) -> str:
+def _plain_loader(config: dict[str, Any], takes_num_classes: bool) -> str:
     if config["changes"]:
         layers = ", ".join(sorted({change["layer"] for change in config["changes"]}))
         return (
             f"The student contains layers of letkd ({layers}), so this folder needs letkd. `letkd export --to onnx` writes a file that "
             "runs without it.\n"
         )
-    lines = _network_lines(config["model"])
+    lines = _network_lines(config["model"], takes_num_classes)
     if lines is None:
+        made = "built by transformers, with `num_labels`" if config["model"].startswith(PREFIX) else "part of letkd's zoo"
         return (
-            "Without letkd: the network's definition is part of letkd's zoo; any module with the same parameter names loads "
+            f"Without letkd: the network is {made}; any module with the same parameter names loads "
             f'`{HUB_WEIGHTS}` with `load_state_dict(safetensors.torch.load_file("{HUB_WEIGHTS}"))`.\n'
         )
     first, build = lines
@@ -209,13 +224,19 @@ from safetensors.torch import load_file
 
 config = json.load(open("{CONFIG}"))
 student = {build}.eval()
-student.load_state_dict(load_file("{HUB_WEIGHTS}"))
-{_FEED}```
+{_SIZED if config["model"].startswith("timm:") else ""}student.load_state_dict(load_file("{HUB_WEIGHTS}"))
+{_feed(config)}```
 """
 
 
-def _network_lines(model: str) -> tuple[str, str] | None:
-    """The import and the call that build a network without letkd; None if the network is only in letkd's zoo."""
+# A transformer of timm that was trained at another size than its own.
+_SIZED = """if hasattr(student, "set_input_size"):
+    student.set_input_size(img_size=tuple(config["size"]))
+"""
+
+
+def _network_lines(model: str, takes_num_classes: bool) -> tuple[str, str] | None:
+    """The import and the call that build a network without letkd; None if it is in letkd's zoo or needs transformers."""
     if model in IN_TORCHVISION:
         model = f"torchvision:{model}"
     package, colon, name = model.rpartition(":")
@@ -226,4 +247,5 @@ def _network_lines(model: str) -> tuple[str, str] | None:
     if package == "timm":
         return "import timm", f'timm.create_model("{name}", num_classes=config["num_classes"])'
     module = Path(package).stem if package.endswith(".py") else package
-    return f"from {module} import {name}", f'{name}(num_classes=config["num_classes"])'
+    argument = 'num_classes=config["num_classes"]' if takes_num_classes else ""
+    return f"from {module} import {name}", f"{name}({argument})"

@@ -79,9 +79,9 @@ def trace(
     model = Shipped(copied(student), facts).eval().requires_grad_(False)
     must_take_rgb(model, facts, size)
     program, dynamic = _trace(model, facts, size, batch, any_size)
-    folded = fold_batch_norms(model, program) if fold else 0
-    if folded:
-        program = _traced(model, facts, size, dynamic)
+    folded = 0
+    if fold:
+        program, folded = _folded(model, program, facts, size, dynamic)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of source files on this machine
     return Traced(program, facts.replace(dynamic=dynamic), folded)
@@ -197,12 +197,16 @@ def _trace(
                 "batch; x.shape[0] does not)"
             )
         if any_size is None and "height" not in dynamic:
-            say(
-                f"the image size is fixed to {size[0]}x{size[1]}: at other sizes the network does not run, or computes something else"
-            )
+            tell_fixed_size(facts)
         return program, dynamic
     where, hint = (" at any size", "; omit `size=dynamic`") if any_size else ("", "")
     raise ExportError(f"torch.export cannot trace the network{where}: {_first_line(errors[-1])}{hint}") from errors[-1]
+
+
+def tell_fixed_size(facts: Facts) -> None:
+    """Print that the file takes images of one size only."""
+    size = "x".join(map(str, facts.size or ()))
+    say(f"the image size is fixed to {size}: at other sizes the network does not run, or computes something else")
 
 
 def _choices(
@@ -259,13 +263,32 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def _traced(model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...]) -> ExportedProgram:
+def _folded(
+    model: nn.Module, program: ExportedProgram, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...]
+) -> tuple[ExportedProgram, int]:
+    """The program of a copy with folded BNs, and their number; the given program if the copy fails or differs from the model."""
+    copy = copied(model)
+    if not (n := fold_batch_norms(copy, program)):
+        return program, 0
+    try:
+        return _traced(copy, facts, size, dynamic, same_as=model), n
+    except Exception:  # as in `_trace`
+        say(
+            "the BNs are not folded into convolutions: without them, the network fails or differs, as it reads parameters itself"
+        )
+        return program, 0
+
+
+def _traced(
+    model: nn.Module, facts: Facts, size: tuple[int, int], dynamic: tuple[Axis, ...], same_as: nn.Module | None = None
+) -> ExportedProgram:
+    """The program of a model, checked to compute what `same_as` computes; default: the model itself."""
     axes = {"batch": 0, "height": 2, "width": 3}
     shapes = ({axes[name]: Dim.AUTO for name in dynamic},)
     example = _noise(facts, 2 if "batch" in dynamic else facts.batch, size)
     with quietly():
         program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-        _must_match_model(model, program, facts, size, dynamic)
+        _must_match_model(same_as or model, program, facts, size, dynamic)
     return program
 
 
@@ -278,6 +301,28 @@ def _must_match_model(
         x = _noise(facts, batch if "batch" in dynamic else facts.batch, other if "height" in dynamic else size)
         with torch.no_grad():
             torch.testing.assert_close(run(x), model(x), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@torch.no_grad()
+def right_at_other_sizes(runner: Runner, student: nn.Module, facts: Facts) -> bool:
+    """Whether an ONNX file gives what the student gives at other image sizes, if it takes them and the student runs on them.
+
+    torch.onnx writes the kernel of an adaptive pool for the traced size; at some multiples of that size, this makes no difference.
+    """
+    if facts.size is None or "height" not in facts.dynamic:
+        return True
+    model, (h, w) = Shipped(student, facts).eval(), facts.size
+    for other in (*_sizes(facts.size)[1:], (h + 1, w + 3)):
+        x = _noise(facts, facts.batch, other)
+        try:
+            wanted = model(x)
+        except Exception:  # as in `must_take_rgb`
+            continue
+        try:
+            torch.testing.assert_close(runner.run(x), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+        except Exception:  # onnxruntime's errors have no common class
+            return False
+    return True
 
 
 def _noise(facts: Facts, batch: int, size: tuple[int, int]) -> Tensor:

@@ -12,6 +12,7 @@ from letkd.deploy.source import AVERAGED, LAST, Measured, Source, measured_in_ru
 from letkd.distiller.student import HUB_WEIGHTS, read_header
 from letkd.errors import ExportError, LetkdError
 from letkd.files import write_whole
+from letkd.models.base import is_code, takes_num_classes
 from letkd.optional import need
 from letkd.runs.folder import RunFolder
 from letkd.runs.records import Result
@@ -80,7 +81,8 @@ def write_hub_folder(
         "teacher": origin.recipe.teacher.model if origin.recipe and origin.recipe.teacher and origin.recipe.methods else None,
         "data": origin.recipe.data.name if origin.recipe else None,
     }
-    card = f"---\n{data.to_yaml()}\n---\n\n{body(title, origin, config, licence)}"
+    counted = not is_code(source.name) or takes_num_classes(source.name)
+    card = f"---\n{data.to_yaml()}\n---\n\n{body(title, origin, config, licence, takes_num_classes=counted)}"
     parsed = hub.ModelCard(card).data.to_dict()  # the Hub's own parser and checks
     if parsed != data.to_dict():
         raise ExportError("the model card is parsed differently than it was written; this is a bug, please report it")

@@ -1,5 +1,6 @@
 """Classification of image files with a shipped model."""
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from letkd.data.listing import files_below
 from letkd.data.pictures import SUFFIXES, as_tensor, centred, printable, read_picture
 from letkd.deploy.runners import Runner
 from letkd.distiller.facts import Facts
@@ -27,14 +29,15 @@ class Prediction:
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and for each folder the images in it and its sub-folders, sorted by name."""
+    """The given files, and for each folder the images in it and its sub-folders, sorted by name; hidden ones are left out."""
     found = []
     for path in paths:
         if not path.exists():
             raise DataError(f"there is no image or folder {printable(path)}; check the path")
         inside = [path]
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            files = (Path(os.fsdecode(name)) for name, _ in files_below(path))
+            inside = sorted(file for file in files if file.suffix.lower() in SUFFIXES and file.is_file())
         if not inside:
             raise DataError(f"the folder {printable(path)} has no images (files ending in {', '.join(SUFFIXES)})")
         found += inside

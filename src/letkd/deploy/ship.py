@@ -6,7 +6,20 @@ from pathlib import Path
 
 import torch
 
-from letkd.deploy.export import FORMATS, Difference, Shipped, as_onnx, compare, must_take_rgb, random_images, reference, trace
+from letkd.deploy.export import (
+    FORMATS,
+    Difference,
+    Shipped,
+    Traced,
+    as_onnx,
+    compare,
+    must_take_rgb,
+    random_images,
+    reference,
+    right_at_other_sizes,
+    tell_fixed_size,
+    trace,
+)
 from letkd.deploy.quantise import Quantised, calibration_images, measure, quantise
 from letkd.deploy.runners import Runner, student_runner
 from letkd.deploy.source import Source, images_at
@@ -78,9 +91,11 @@ def ship(
         runner, content, folded = student_runner(student, facts), None, 0
     else:
         traced = trace(student, facts, fold=fold, batch=batch, any_size=any_size)
+        content, runner = _graph_file(traced, to, path, opset)
+        if to == "onnx" and not right_at_other_sizes(runner, student, traced.facts):
+            traced = _at_one_size(student, traced, asked=any_size)
+            content, runner = _graph_file(traced, to, path, opset)
         facts, folded = traced.facts, traced.folded
-        content = as_onnx(traced, opset) if to == "onnx" else FORMATS[to].write(traced)
-        runner = FORMATS[to].run(content, path)
     eager = reference(source.student, facts)
     runner.facts = facts.replace(mean=eager.facts.mean, std=eager.facts.std)
     images = _images(source, facts)
@@ -105,6 +120,24 @@ def ship(
     sweep(path.parent, name=path.name)
     _write(source, student, content, facts, path)
     return Shipment(path, facts, folded, differences, seconds, quantised)
+
+
+def _graph_file(traced: Traced, to: str, path: Path, opset: int | None) -> tuple[bytes, Runner]:
+    """The content of the file of a graph, and its runner."""
+    content = as_onnx(traced, opset) if to == "onnx" else FORMATS[to].write(traced)
+    return content, FORMATS[to].run(content, path)
+
+
+def _at_one_size(student: torch.nn.Module, traced: Traced, *, asked: bool | None) -> Traced:
+    """The graph once more, for one image size, because its ONNX file is wrong at others; an error if any size was asked for."""
+    if asked:
+        raise ExportError(
+            "any image size was asked for, but the ONNX file is right only at one; omit `size=dynamic`, or use `to=torch-export`"
+        )
+    facts = traced.facts
+    tell_fixed_size(facts)
+    batch = None if "batch" in facts.dynamic else facts.batch
+    return trace(student, facts, fold=traced.folded > 0, batch=batch, any_size=False)
 
 
 def _text(size: tuple[int, int]) -> str:

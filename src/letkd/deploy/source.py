@@ -48,6 +48,7 @@ class Source:
         data: the images it was trained on, with or without labels; None if they are not available.
         pruned: whether the student was pruned, so that it differs from that in the file.
         measured: test accuracy after pruning; None if the student was not pruned, or without labels.
+        name: of the network, as `create_model` built it.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Source:
     data: Dataset | None
     pruned: bool = False
     measured: Measured | None = None
+    name: str = ""
 
 
 def open_source(
@@ -78,7 +80,8 @@ def open_source(
     if not path.is_file():
         raise RunError(f"no run folder or student file {path}; check the path")
     network = load_student(path, model=student)
-    facts = facts_from(read_header(path), path)
+    header = read_header(path)
+    facts = facts_from(header, path)
     images = None
     if data is not None or RunFolder(path.parent).exists:
         try:
@@ -91,8 +94,8 @@ def open_source(
         facts = facts.replace(size=facts.size or images.train.image_size, resize=facts.resize or images.train.resize)
         facts = facts.replace(classes=facts.classes or images.classes)
         facts = facts.replace(mean=facts.mean or images.mean, std=facts.std or images.std)
-    facts = with_size(facts.replace(size=size or facts.size), network)
-    return Source(path, network, facts, images)
+    facts = with_size(facts.at_size(size), network)
+    return Source(path, network, facts, images, name=student or header["model"])
 
 
 def measured_in_run(path: Path) -> Measured | None:

@@ -65,6 +65,12 @@ class Facts(BaseModel):
         """A copy with these changes."""
         return Facts(**{**self.model_dump(include=set(Facts.model_fields)), **changes})
 
+    def at_size(self, size: tuple[int, int] | None) -> "Facts":
+        """A copy for images of another size, with `resize` in proportion, so that the same part of a picture is seen."""
+        if size is None or self.size is None or self.resize is None:
+            return self.replace(size=size or self.size)
+        return self.replace(size=size, resize=max(1, round(self.resize * min(size) / min(self.size))))
+
     def name_of(self, label: int) -> str:
         """The class's name, or its number if there are no names."""
         return self.classes[label] if self.classes else str(label)

@@ -5,7 +5,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -112,18 +113,32 @@ def is_code(name: str) -> bool:
     return name not in MODELS and ":" in name and name.partition(":")[0] not in EXTRAS
 
 
+def takes_num_classes(name: str) -> bool:
+    """Whether the user's own callable of this name takes the number of classes; its code is imported."""
+    with _own_callable(name) as build:
+        return _takes_num_classes(build)
+
+
 def _create_own(name: str, num_classes: int) -> nn.Module:
+    with _own_callable(name) as build:
+        return _build(name, build, num_classes)
+
+
+@contextmanager
+def _own_callable(name: str) -> Iterator[Callable]:
+    """The user's own callable; within `with`, modules beside its file can be imported."""
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise LetkdError(f"{name!r} does not name a callable; write package.module:callable or path/to/file.py:callable")
     if not source.endswith(".py"):
-        return _build(name, _import_package(source), num_classes)
+        yield _callable_in(name, _import_package(source))
+        return
     file = Path(source).expanduser()
     with importable(file.resolve().parent):
-        return _build(name, _import_file(file), num_classes)
+        yield _callable_in(name, _import_file(file))
 
 
-def _build(name: str, module: ModuleType, num_classes: int) -> nn.Module:
+def _callable_in(name: str, module: ModuleType) -> Callable:
     source, _, attribute = name.rpartition(":")
     try:
         build = getattr(module, attribute)
@@ -136,6 +151,10 @@ def _build(name: str, module: ModuleType, num_classes: int) -> nn.Module:
         raise LetkdError(
             f"{name!r} is a {type(build).__name__} and cannot be called; name a function or class that builds a model"
         )
+    return build
+
+
+def _build(name: str, build: Callable, num_classes: int) -> nn.Module:
     arguments = {"num_classes": num_classes} if _takes_num_classes(build) else {}
     try:
         model = build(**arguments)

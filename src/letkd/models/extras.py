@@ -97,6 +97,10 @@ def _configuration(transformers: Any, name: str, num_classes: int) -> Any:
             known = [key for key in dir(transformers) if key.endswith("Config")]
             raise LetkdError(f"transformers has no configuration {name!r}; nearest: {nearest(name, known)}")
         return configuration(num_labels=num_classes)
+    if folder.is_dir():
+        from letkd.models.pretrained import refuse_what_runs_code  # here, because it imports this file
+
+        refuse_what_runs_code(folder)
     try:
         source = str(folder) if folder.is_dir() else name
         return transformers.AutoConfig.from_pretrained(

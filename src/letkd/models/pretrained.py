@@ -43,7 +43,7 @@ def load_pretrained(folder: Path, num_classes: int, *, new_head: bool = False, h
         new_head: accept weights with another number of classes; the classifier is then freshly initialised, and a message names it.
         headless: accept weights without a classifier; the network is then only the backbone, and its `num_classes` is 0.
     """
-    _refuse_what_runs_code(folder)
+    refuse_what_runs_code(folder)
     transformers: Any = import_library("transformers", f"{PREFIX}{folder}")
     if headless and not _has_classifier(transformers, folder):
         return _load_backbone(transformers, folder)
@@ -178,7 +178,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def _refuse_what_runs_code(folder: Path) -> None:
+def refuse_what_runs_code(folder: Path) -> None:
     """Refuse settings that make transformers fetch or run code other than its own: hub kernels, quantisers, adapters."""
     if (folder / "adapter_config.json").exists():
         raise CheckpointError(f"{folder} holds an adapter, which cannot be loaded; merge it into its network and save that")

@@ -10,7 +10,7 @@ from torch import nn
 
 from letkd.batch import input_size_of
 from letkd.data import Dataset, FileSplit, Loader, load_data
-from letkd.data.base import Size
+from letkd.data.base import Reading, Size
 from letkd.data.check import LISTS
 from letkd.data.loader import eval_batch
 from letkd.distiller.facts import Facts, facts_from
@@ -141,15 +141,19 @@ def evaluate_network(
     """Accuracy of a network, by its name in `create_model`, with weights from a file.
 
     Args:
-        mean, std: per channel, as in the training of the weights; default: those of the data set.
+        mean, std: per channel, as in the training of the weights; default: those in the weights file, else those of the data set.
         size: of the images; default: that in the weights file, for `folder` also that of the network (`input_size`), else that of
             the data set.
     """
     if data is None:
         raise RunError(f"{weights} does not name its training data: name the data set with `data=`")
     facts = facts_from(read_header(weights), weights) if is_student_file(weights) else None
-    images = _normalised(_load(data, root, size, facts), mean, std)
+    images = _load(data, root, size, facts)
     must_have_labels(images)
+    if facts is not None:
+        must_be_the_same_classes(weights, facts, images)
+        mean, std = mean or facts.mean, std or facts.std
+    images = _normalised(images, mean, std)
     tell_default_split(images, split)
     network = create_model(model, num_classes=images.num_classes, weights=weights)
     if size is None and (facts is None or facts.size is None):
@@ -173,9 +177,10 @@ def _missing_message(what: Path, student: str | None) -> str:
 
 def _load(data: str, root: Path | None, size: Size | None, facts: Facts | None) -> Dataset:
     """A data set at `size`, or at the training size of the weights, or at its own size."""
+    if facts is not None and facts.size is not None and data in LISTS:
+        facts = facts.at_size(_sides(size))
+        return load_data(data, root=root, size=facts.size, resize=facts.resize)
     trained = None if facts is None or size is not None else facts.size
-    if facts is not None and trained is not None and data in LISTS:
-        return load_data(data, root=root, size=trained, resize=facts.resize)
     images = load_data(data, root=root, size=size)
     if trained is not None and trained != images.image_size:
         say(
@@ -226,7 +231,7 @@ def images_for(
         raise RunError(f"{path} is not in a run folder: name the data set with `data=`")
     # The run's own data set: split as in the run, so that no training image counts as held out.
     of_file = facts.size if recipe.data.name in LISTS else None
-    given = {"root": None if root is None else str(root), "size": size or of_file}
+    given = {"root": None if root is None else str(root), "size": size or of_file, "resize": _resize(recipe, facts, size)}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if recipe.data.unlabelled is not None and not labelled_only:
         try:
@@ -236,6 +241,18 @@ def images_for(
             say(f"the images without labels could not be read ({error}); continuing without them")
             return images
     return read_data(_with_data(recipe, changes | LABELLED))
+
+
+def _resize(recipe: Recipe, facts: Facts, size: Size | None) -> int | None:
+    """The recipe's `resize`, in proportion to `size` or to the size in the file; None if the recipe sets none."""
+    if recipe.data.resize is None or recipe.data.name not in LISTS:
+        return recipe.data.resize
+    of_run = facts.replace(size=_sides(recipe.data.size) or facts.size, resize=recipe.data.resize)
+    return of_run.at_size(_sides(size) or facts.size).resize
+
+
+def _sides(size: Size | None) -> tuple[int, int] | None:
+    return None if size is None else Reading(size=size).sides
 
 
 def _with_data(recipe: Recipe, changes: dict[str, Any]) -> Recipe:

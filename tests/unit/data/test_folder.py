@@ -318,11 +318,25 @@ def test_an_error_of_our_own_in_a_worker_keeps_its_kind():
         list(in_workers((1).__floordiv__, [1, 0], workers=1))
 
 
-@pytest.mark.parametrize("names", [("Train", "Test"), ("train", "valid"), ("train", "Validation"), ("training",)])
-def test_folders_that_look_like_splits_are_no_classes(names, tmp_path):
+@pytest.mark.parametrize(
+    ("names", "wrong", "advice"),
+    [
+        (("Train", "Test"), "Test", "rename it"),
+        (("train", "valid"), "valid", "rename it"),
+        (("train", "Validation"), "Validation", "rename it"),
+        (("training",), "training", "rename it"),
+        (("training", "test"), "training", "rename it"),
+        (("Train", "test", "val"), "Train", "rename it"),
+        (("valid", "test"), "valid", "rename it"),
+        (("test", "val"), "test", "add the folder train"),
+        (("test",), "test", "add the folder train"),
+    ],
+)
+def test_folders_that_look_like_splits_are_no_classes(names, wrong, advice, tmp_path):
     for name in names:
         a_tree(tmp_path / name, {"ant": 4, "bee": 4})
-    with pytest.raises(DataError, match="which looks like a split; splits are named train, val and test: rename it"):
+    says = f"has the folder '{wrong}', which looks like a split; splits are named train, val and test: {advice}$"
+    with pytest.raises(DataError, match=says):
         load_data("folder", root=tmp_path, val=0.0, size=16)
 
 

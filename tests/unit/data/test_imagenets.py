@@ -31,6 +31,13 @@ def test_tiny_imagenet_by_annotations_or_class_folders(tmp_path, sorted_val):
     assert load_data("tiny-imagenet", root=home, size=32).image_size == (32, 32)
 
 
+def test_the_margin_of_tiny_imagenet_is_known_in_every_split(tmp_path):
+    a_tiny_imagenet(tmp_path)
+    for given, resize in ((72, 72), (None, 64)):
+        data = load_data("tiny-imagenet", root=tmp_path, val=0.25, resize=given)
+        assert [split.resize for split in (data.train, data.val, data.test)] == [resize] * 3
+
+
 def test_tiny_imagenet_that_is_not_whole(tmp_path):
     with pytest.raises(DataError, match=r"tiny-imagenet is read from the unpacked tiny-imagenet-200\.zip"):
         load_data("tiny-imagenet")

@@ -1,5 +1,7 @@
 """One file to RGB pixels: every mode a classifier's images come in, and files that are none."""
 
+import struct
+
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -45,6 +47,26 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
         assert pixels(tmp_path / name)[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
+def a_tiff(path, pixels: bytes, *, bits: int, photometric: int, width: int = 2) -> None:
+    """One uncompressed row of grey values."""
+    tags = {256: width, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8 + 2 + 9 * 12 + 4, 277: 1, 278: 1, 279: len(pixels)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + pixels)
+
+
+@pytest.mark.parametrize(
+    ("bits", "photometric", "content", "grey"),
+    [
+        (12, 1, b"\xff\xf8\x00", [255, 128]),
+        (16, 1, b"\xff\xff\x00\x80", [255, 128]),
+        (16, 0, b"\xff\xff\x00\x80", [0, 127]),
+    ],
+)
+def test_black_and_white_of_a_tiff_are_those_of_its_tags(tmp_path, bits, photometric, content, grey):
+    a_tiff(tmp_path / "x.tif", content, bits=bits, photometric=photometric)
+    assert pixels(tmp_path / "x.tif")[0, :, 0].tolist() == grey
+
+
 def test_the_first_frame_of_an_animation(tmp_path):
     frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, (0, 0, 255))]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
@@ -62,6 +84,19 @@ def test_pictures_are_turned_upright_as_pillow_does(tmp_path, name, orientation)
         expected = ImageOps.exif_transpose(opened).convert("RGB")
     assert np.array_equal(pixels(tmp_path / name), np.asarray(expected))
     assert expected.size == ((4, 8) if orientation in (5, 6, 7, 8) else (8, 4))
+
+
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "CMYK", "P", "I;16"])
+def test_tiffs_of_every_mode_are_turned_upright(tmp_path, mode, orientation):
+    values = np.random.RandomState(0).randint(0, 256, (4, 7)).astype(np.uint8)
+    picture = Image.fromarray(values.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(values).convert(mode)
+    for name, exif in (("upright.tif", {}), ("turned.tif", {0x0112: orientation})):
+        picture.save(tmp_path / name, tiffinfo=exif)
+    upright = pixels(tmp_path / "upright.tif")
+    mirrored = upright.transpose(1, 0, 2)  # along the diagonal
+    expected = {5: mirrored, 6: np.rot90(upright, -1), 7: np.rot90(mirrored, 2), 8: np.rot90(upright)}[orientation]
+    assert np.array_equal(pixels(tmp_path / "turned.tif"), expected)
 
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0MM", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + b"\xff" * 50])

@@ -1,5 +1,6 @@
 """Data sets of images without labels, and batches made of both kinds."""
 
+import glob
 import os
 from collections import Counter
 
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from letkd.data import Augment, CropFlip, FileSplit, Loader, Split, load_data
+from letkd.data.images import list_images
 from letkd.data.joined import Joined
 from letkd.errors import DataError
 
@@ -58,6 +60,34 @@ def test_a_folder_of_images_flat_and_nested_has_no_labels(photos):
 @pytest.mark.parametrize(("pattern", "found"), [("*.png", ["a.png"]), ("**/*.png", ["a.png", "in/c.png", "in/deeper/d.png"])])
 def test_a_pattern_of_images(photos, pattern, found):
     assert paths(load_data("images", root=photos / pattern, size=8, val=0.0).train) == found
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*", "**", "in/*", "i[mn]/*.png", "**/in/**/*.png", "**/.h*/*", ".*/*", "?.png", "*/deeper/*", "no/*"]
+)
+def test_a_pattern_without_links_finds_what_glob_finds(photos, pattern):
+    for name in (".h.png", ".hidden/e.png", "in/.hidden/f.png"):
+        picture(photos / name, 0)
+    found = {os.path.relpath(name, photos) for name in glob.glob(str(photos / pattern), recursive=True) if os.path.isfile(name)}
+    wanted = sorted(name for name in found if name.lower().endswith(".png"))
+    if not wanted:
+        with pytest.raises(DataError, match="has no images"):
+            list_images(photos / pattern)
+        return
+    listing = list_images(photos / pattern)
+    assert [os.path.relpath(listing.root / os.fsdecode(path), photos) for path in listing.paths] == wanted
+    assert all(length > 0 for length in listing.lengths)
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.png", "*/c.png"])
+def test_links_to_folders_in_a_folder_or_behind_a_pattern_are_not_followed(photos, pattern):
+    every = set(paths(load_data("images", root=photos / pattern, size=8, val=0.0).train))
+    (photos / "in" / "again").symlink_to(photos)
+    (photos / "other").symlink_to(photos / "in")
+    (photos / "linked.png").symlink_to(photos / "a.png")  # a file
+    (photos.parent / "link").symlink_to(photos)  # above the pattern
+    found = paths(load_data("images", root=photos.parent / "link" / pattern, size=8, val=0.0).train)
+    assert found == sorted(every | ({"linked.png"} if pattern != "*/c.png" else set()))
 
 
 @pytest.mark.parametrize(

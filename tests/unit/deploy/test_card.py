@@ -10,7 +10,7 @@ hub = pytest.importorskip("huggingface_hub")
 
 
 def a_config(model: str = "resnet8_tiny") -> dict:
-    known = {"num_classes": 3, "classes": [], "size": (32, 32), "letkd_version": "1"}
+    known = {"num_classes": 3, "classes": [], "size": (32, 32), "mean": [0.5] * 3, "std": [0.2] * 3, "letkd_version": "1"}
     return {**known, "model": model, "teacher": None, "changes": []}
 
 
@@ -54,3 +54,25 @@ def test_code_that_is_not_in_the_folder_is_named(model, needs, argument):
     assert needs is None or needs in text
     assert f'letkd.load_student("."{argument})' in text
     assert "some/folder" not in text
+
+
+@pytest.mark.parametrize("unknown", [{"mean": None, "std": None}, {"std": None}])
+def test_without_mean_and_std_the_card_says_that_the_normalisation_is_not_known(unknown):
+    text = body("a title", Origin(), {**a_config("torchvision:resnet18"), **unknown}, None)
+    assert "normalised by the mean and std" not in text
+    assert "| Input | RGB, 32x32, with an unknown normalisation |" in text
+    assert text.count("logits = student(images / 255)  # the normalisation is not known") == 2
+    assert "mean, std =" not in text
+
+
+@pytest.mark.parametrize(("model", "sized"), [("timm:vit_tiny_patch16_224", True), ("torchvision:resnet18", False)])
+def test_a_transformer_of_timm_is_loaded_at_the_size_it_was_trained_at(model, sized):
+    without = body("a title", Origin(), a_config(model), None).partition("Without letkd")[2]
+    assert ("student.set_input_size(img_size=tuple(config[" in without.partition("load_state_dict")[0]) == sized
+
+
+def test_a_network_of_transformers_is_not_said_to_be_of_the_zoo():
+    text = body("a title", Origin(), a_config("transformers:ResNetConfig"), None)
+    assert "the network is built by transformers, with `num_labels`;" in text
+    assert "zoo" not in text
+    assert "the network is part of letkd's zoo;" in body("a title", Origin(), a_config(), None)
