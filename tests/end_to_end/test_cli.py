@@ -210,7 +210,7 @@ def test_own_models_by_file(letkd, teacher, tmp_path):
         (["train", "digits/tiny/kd", "--set", "methods.kd.T=warm"], "kd cannot be made of {'T': 'warm'}"),
         (["train", "digits/tiny/kd", "--set", "methods.kt.T=4"], "unknown method 'kt' (nearest: kd"),
         (["eval", "nowhere"], "nowhere does not exist"),
-        (["train", "--student", "resnet8", "--quick"], "'data.name' is missing; name the data set with --data"),
+        (["train", "--student", "resnet8", "--quick"], "'data.name' is missing (name the data set with --data)"),
         (
             ["train", "digits/tiny/teacher", "--student-weights", "w.safetensors"],
             "the row teacher trains the teacher's network, so student.weights has no effect; name the network with --teacher",

@@ -94,8 +94,7 @@ class ReviewKD(Method):
         before = [f"{role}.preact" for role in stages]
         widths = [(student.map_shape(s)[0], teacher.map_shape(t)[0]) for s, t in zip(stages, before, strict=True)]
         widths.append((d := student.width("pooled"), teacher.width("pooled")))
-        fusions = [Fusion(*both, min(self.mid, d), last=k == len(stages)) for k, both in enumerate(widths)]
-        self.fusions = nn.ModuleList(fusions)
+        self.fusions = nn.ModuleList(Fusion(*w, min(self.mid, d), last=k == len(stages)) for k, w in enumerate(widths))
         self.reads.student = {role: student.taps[role] for role in [*stages, "pooled"]}
         self.reads.teacher = {role: teacher.taps[role] for role in [*before, "pooled"]}
 

@@ -293,7 +293,7 @@ def validate(table: dict[str, Any], source: str) -> Recipe:
         raise RecipeError(f"{source}: " + "; ".join(_sentence(item) for item in error.errors())) from None
 
 
-MISSING = {"data.name": "; name the data set with --data", "student.model": "; name the student with --student"}
+OPTIONS = {"data.name": " (name the data set with --data)", "student": " (name it with --student)"}
 
 
 def _sentence(item: Any) -> str:
@@ -301,7 +301,7 @@ def _sentence(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return f"unknown key {key!r} (nearest: {nearest(str(item['loc'][-1]), _sibling_keys(item['loc']))})"
     if item["type"] == "missing":
-        return f"{key!r} is missing{MISSING.get(key, '')}"
+        return f"{key!r} is missing{OPTIONS.get(key, '')}"
     return f"{key!r} is {item['input']!r:.200}: {item['msg'].removeprefix('Value error, ')}"
 
 

@@ -289,7 +289,12 @@ def test_all_errors_at_once():
         ("digits/tiny/kd", "quest", [], "names the method 'kd', but `method=` is 'quest'"),
         ("digits/tiny", None, ["epochs"], "write key=value"),
         ("missing.toml", None, [], "the recipe file missing.toml does not exist"),
-        (None, "ce", [], "'data.name' is missing; 'student' is missing"),
+        (
+            None,
+            "ce",
+            [],
+            r"'data.name' is missing \(name the data set with --data\); 'student' is missing \(name it with --student\)",
+        ),
     ],
 )
 def test_wrong_names(name, method, settings, match):
